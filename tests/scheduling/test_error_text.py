@@ -1,7 +1,5 @@
 """The line of an output that states the error."""
 
-from __future__ import annotations
-
 from scheduling.error_text import find_error_line, has_more_lines
 from tests.support.tables import each_row
 
@@ -31,6 +29,6 @@ ValueError: no order number
      (TRACEBACK, "TimeoutError: Timeout 30000ms exceeded."), (CHAINED, "ValueError: no order number"),
      ("Traceback (most recent call last):\n  File", "File"), ("x" * 400, "x" * 300)],
 )  # fmt: skip
-def test_error_line_is_the_decisive_one(output: str, line: str) -> None:
+def test_error_line_is_the_decisive_one(output, line):
     assert find_error_line(output) == line
     assert has_more_lines(output) is (output.strip() != line)

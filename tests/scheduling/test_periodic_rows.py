@@ -1,10 +1,7 @@
 """Rounds of crontabs over changes of clocks and outages, and rows that beat cannot use."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -21,12 +18,12 @@ from tests.support.tables import each_row
 NEW_YORK, SHANGHAI, BERLIN = ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai"), ZoneInfo("Europe/Berlin")
 
 
-def crontab(line: str, zone: ZoneInfo = NEW_YORK) -> RoundCrontab:
+def crontab(line, zone=NEW_YORK):
     minute, hour, day, month, weekday = line.split()
     return RoundCrontab(TzAwareCrontab(minute, hour, weekday, day, month, tz=zone))
 
 
-def rounds(rule: RoundCrontab, after: datetime, until: datetime) -> list[str]:
+def rounds(rule, after, until):
     found, at = [], after
     while (at := rule.next_due(at)) <= until:
         found.append(at.astimezone(rule.tz).strftime("%d %H:%M%z"))
@@ -41,12 +38,12 @@ def rounds(rule: RoundCrontab, after: datetime, until: datetime) -> list[str]:
         ("0 12 * * sun", ["01 12:00-0500"]),
     ],
 )
-def test_round_in_a_repeated_hour_falls_due_once(line: str, expected: list[str]) -> None:
+def test_round_in_a_repeated_hour_falls_due_once(line, expected):
     begins_at = datetime(2026, 10, 31, tzinfo=NEW_YORK)
     assert rounds(crontab(line), begins_at, begins_at + timedelta(days=3)) == expected
 
 
-def test_hourly_rounds_follow_real_time_when_clocks_change() -> None:
+def test_hourly_rounds_follow_real_time_when_clocks_change():
     for day in (datetime(2026, 11, 1, tzinfo=NEW_YORK), datetime(2026, 3, 8, tzinfo=NEW_YORK)):
         rule, at, found = crontab("15 * * * *"), day.astimezone(UTC), []
         for _ in range(6):
@@ -63,13 +60,13 @@ def test_hourly_rounds_follow_real_time_when_clocks_change() -> None:
         ("* * 1 4 *", ["2026-04-01 00:00", "2027-04-01 00:00"]),
     ],
 )
-def test_hourly_rounds_of_days_keep_to_their_days_when_clocks_change(line: str, expected: list[str]) -> None:
+def test_hourly_rounds_of_days_keep_to_their_days_when_clocks_change(line, expected):
     rule = crontab(line, BERLIN)  # the clock changes on 29 March and 25 October
     fridays = [datetime(2026, 3, 27, 23, 30, tzinfo=BERLIN), datetime(2026, 10, 23, 23, 30, tzinfo=BERLIN)]
     assert [f"{rule.next_due(at).astimezone(BERLIN):%Y-%m-%d %H:%M}" for at in fridays] == expected
 
 
-def test_round_in_a_skipped_hour_falls_due_later() -> None:
+def test_round_in_a_skipped_hour_falls_due_later():
     begins_at = datetime(2026, 3, 7, 12, tzinfo=NEW_YORK)  # at 02:00 on 8 March the clock goes to 03:00
     assert rounds(crontab("30 2 * * *"), begins_at, begins_at + timedelta(days=2)) == ["08 03:30-0400", "09 02:30-0400"]
     assert rounds(crontab("30 2,3 * * *"), begins_at, begins_at + timedelta(days=1)) == ["08 03:30-0400"]
@@ -88,7 +85,7 @@ def test_round_in_a_skipped_hour_falls_due_later() -> None:
         ("0 12 * * *", timedelta(hours=1), "2026-06-10 12:00"),
     ],
 )
-def test_latest_of_the_missed_rounds_is_due(line: str, down_for: timedelta, latest: str | None) -> None:
+def test_latest_of_the_missed_rounds_is_due(line, down_for, latest):
     at = datetime(2026, 6, 10, 12, tzinfo=SHANGHAI)
     found = crontab(line, SHANGHAI).latest_due(at - down_for, at)
     assert (found and found.astimezone(SHANGHAI).strftime("%Y-%m-%d %H:%M")) == latest
@@ -97,7 +94,7 @@ def test_latest_of_the_missed_rounds_is_due(line: str, down_for: timedelta, late
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def build_row(**changes: Any) -> PeriodicTask:
+def build_row(**changes):
     given = {"name": "sync", "task": "scheduling.dispatch_due", "interval": IntervalSchedule(every=1, period="hours")}
     return PeriodicTask(**given | changes)
 
@@ -124,19 +121,19 @@ UNUSABLE = [
 ]
 
 
-def test_rows_that_beat_cannot_use_are_refused_with_the_reason() -> None:
+def test_rows_that_beat_cannot_use_are_refused_with_the_reason():
     find_problem(build_row())  # imports the tasks
     for changes, reason in UNUSABLE:
         with override("en"), pytest.raises(UnusableRow, match=reason):
             check_row(build_row(**changes), current_app)
 
 
-def test_row_with_a_long_past_time_is_usable() -> None:
+def test_row_with_a_long_past_time_is_usable():
     clocked = ClockedSchedule(clocked_time=datetime(1990, 1, 1, tzinfo=UTC))
     assert find_problem(build_row(interval=None, clocked=clocked, one_off=True, enabled=True)) == ""
 
 
-def test_round_at_the_start_time_falls_due() -> None:
+def test_round_at_the_start_time_falls_due():
     start = datetime(2026, 6, 1, 9, tzinfo=SHANGHAI)
     row = build_row(
         interval=None, start_time=start, date_changed=start - timedelta(days=9),
@@ -147,7 +144,7 @@ def test_round_at_the_start_time_falls_due() -> None:
 
 
 @pytest.mark.django_db
-def test_row_with_an_unknown_time_zone_is_refused() -> None:
+def test_row_with_an_unknown_time_zone_is_refused():
     stored = CrontabSchedule.objects.create(hour="9", timezone="Asia/Shanghai")
     row = PeriodicTask.objects.create(name="sync", task="scheduling.dispatch_due", crontab=stored, date_changed=now())
     with connection.cursor() as cursor:

@@ -1,30 +1,20 @@
 """What the back office and the API read: touches by what they are about."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-from uuid import UUID
-
 import pytest
 from django.db import connection
 from django.utils.timezone import now
-from pytest_django import DjangoAssertNumQueries
 
 from scheduling import sql
 from scheduling.ledger import partitions
 from scheduling.models import Touch
 from scheduling.models.touch import RARE
 from scheduling.operations import queries
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
 
-def test_query_touches_finds_event_id_in_all_sources_by_two_queries(
-    matrix: MatrixBuilder, record_event: RecordEvent, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_query_touches_finds_event_id_in_all_sources_by_two_queries(matrix, record_event, django_assert_num_queries):
     matrix.node()
     for number in range(5):
         record_event(source=f"s{number}", event_id="e1", user=f"u{number}")
@@ -36,9 +26,7 @@ def test_query_touches_finds_event_id_in_all_sources_by_two_queries(
         ]
 
 
-def test_query_touches_rare_node_stops_at_the_limit(
-    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_touches_rare_node_stops_at_the_limit(matrix, record_event, monkeypatch):
     monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 4)
     matrix.node("often")
     matrix.node("rare", trigger="order.paid")
@@ -62,7 +50,7 @@ def test_query_touches_rare_node_stops_at_the_limit(
 
 
 @pytest.fixture
-def many(matrix: MatrixBuilder, record_event: RecordEvent) -> dict[str, list[UUID]]:
+def many(matrix, record_event):
     """By what they are, newest first: of each rare state a few, and some that a pause keeps; all else was delivered."""
     matrix.node()
     record_event()
@@ -76,7 +64,7 @@ def many(matrix: MatrixBuilder, record_event: RecordEvent) -> dict[str, list[UUI
     return {kind: sorted((task_id for task_id, each in found if each == kind), reverse=True) for kind in kinds}
 
 
-def test_rare_states_are_found_by_their_index(many: dict[str, list[UUID]]) -> None:
+def test_rare_states_are_found_by_their_index(many):
     index = f"{_ended_part()}_task_id_state_idx"
     for state in RARE:
         plan = _plan(lambda state=state: queries.query_touches(state=state, limit=3))
@@ -94,10 +82,8 @@ def test_rare_states_are_found_by_their_index(many: dict[str, list[UUID]]) -> No
     "stands, kinds, index",
     [("bad", ("failed", "unknown"), ""), ("paused", ("paused",), "touch_paused")],
 )
-def test_effective_state_filter_uses_an_index(
-    many: dict[str, list[UUID]], stands: str, kinds: tuple[str, ...], index: str
-) -> None:
-    def page() -> list[Touch]:
+def test_effective_state_filter_uses_an_index(many, stands, kinds, index):
+    def page():
         return list(Touch.objects.filter(queries.filter_effective_state(stands, now())).order_by("-task_id")[:51])
 
     plan = _plan(page)
@@ -108,12 +94,12 @@ def test_effective_state_filter_uses_an_index(
         assert f" {_ended_part()}_task_id_state_idx " in plan, plan
 
 
-def _ended_part() -> str:
+def _ended_part():
     """The partition of touches that end now. Partitions of the future stay without statistics, as in production."""
     return next(each.name for each in partitions.list_partitions() if each.since <= now() < each.until)
 
 
-def _count_read_rows() -> int:
+def _count_read_rows():
     """Rows of ended touches that this transaction has read."""
     ((rows,),) = sql.rows(
         "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relname = %(name)s",
@@ -122,11 +108,11 @@ def _count_read_rows() -> int:
     return int(rows)
 
 
-def _plan(read: Callable[[], Any]) -> str:
+def _plan(read):
     """Of what is asked for first."""
-    asked: list[tuple[str, Any]] = []
+    asked = []
 
-    def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+    def note(execute, statement, parameters, many, context):
         asked.append((statement, parameters))
         return execute(statement, parameters, many, context)
 

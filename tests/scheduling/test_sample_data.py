@@ -1,7 +1,5 @@
 """Sample data goes through the intake and is removed without a trace; other rows stay."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from io import StringIO
 
@@ -23,24 +21,23 @@ from scheduling.models import (
 from scheduling.operations import sample_data
 from tests.scheduling.core.conftest import deliver
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ROWS = (Customer, CustomerProfile, CustomerChange, Event, Touch, FailedTask, FailedTaskComment)
 
 
-def run(*words: str) -> str:
+def run(*words):
     out = StringIO()
     call_command("sample_data", *words, stdout=out)
     return out.getvalue()
 
 
-def count_rows() -> dict[str, int]:
+def count_rows():
     return {model.__name__: model._default_manager.count() for model in ROWS}
 
 
-def test_sample_data_is_loaded_once_and_removed_exactly(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_sample_data_is_loaded_once_and_removed_exactly(matrix, record_event):
     matrix.node(delay=timedelta(0))
     matrix.node("later", trigger="service.completed", delay=timedelta(days=2))
     matrix.node("broken", trigger="order.paid", template=matrix.template("b", body="{{ event.data.none }}"))
@@ -62,7 +59,7 @@ def test_sample_data_is_loaded_once_and_removed_exactly(matrix: MatrixBuilder, r
     assert run("remove") == "Removed customers: 0, events: 0, touches: 0\n"
 
 
-def test_removal_while_a_sample_is_being_sent_changes_nothing(matrix: MatrixBuilder) -> None:
+def test_removal_while_a_sample_is_being_sent_changes_nothing(matrix):
     matrix.node(delay=timedelta(0))
     run("load")
     before = count_rows()
@@ -75,7 +72,7 @@ def test_removal_while_a_sample_is_being_sent_changes_nothing(matrix: MatrixBuil
     assert Touch.objects.get(pk=claim.task_id).state == "running"
 
 
-def test_samples_are_refused_while_nodes_reach_receivers(matrix: MatrixBuilder) -> None:
+def test_samples_are_refused_while_nodes_reach_receivers(matrix):
     matrix.node(delay=timedelta(hours=1))
     hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": "https://example.com/in"})
     Node.objects.update(channel=hook)
@@ -86,7 +83,7 @@ def test_samples_are_refused_while_nodes_reach_receivers(matrix: MatrixBuilder) 
     assert Event.objects.count() > 0
 
 
-def test_customer_with_id_of_a_sample_is_never_touched(matrix: MatrixBuilder) -> None:
+def test_customer_with_id_of_a_sample_is_never_touched(matrix):
     Customer.objects.create(user_id=sample_data.USER_IDS[0])
     with pytest.raises(CommandError, match="sample-01 exists"):
         run("load")

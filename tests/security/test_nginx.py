@@ -1,7 +1,5 @@
 """The recipe for nginx, taken as it is, before a web process with production's settings."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -9,11 +7,8 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -24,22 +19,22 @@ from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.contrib.auth.models import User
 from django.utils.timezone import now
-from pytest_django import DjangoDbBlocker
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from config.local.processes import select_port
 from rpa_tasks.models import ExecutionNode, Shop, TakeOver
 from rpa_tasks.models import Platform as RpaPlatform
 from scheduling.models import FailedLogin
-from tests.scheduling.api.serving import eventually, run_concurrently, serving
+from tests.scheduling.api.serving import serving
+from tests.support.second_connection import run_concurrently
 from tests.support.thread_servers import serving_in_thread
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NAME = "aftertouch.example"
-RECIPE: Path = settings.BASE_DIR / "deploy" / "nginx" / "aftertouch.conf"
+RECIPE = settings.BASE_DIR / "deploy" / "nginx" / "aftertouch.conf"
 AROUND = """
 daemon off;
 pid {folder}/nginx.pid;
@@ -61,16 +56,16 @@ http {{
 class Flower(BaseHTTPRequestHandler):
     """Whom Flower would have let in."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(b"the workers for " + self.headers.get("Authorization", "").encode())
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         """Discard the log line."""
 
 
-def write_certificate(folder: Path) -> None:
+def write_certificate(folder):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     at = datetime.now(UTC)
@@ -89,27 +84,25 @@ def write_certificate(folder: Path) -> None:
 class NginxClient:
     """What a browser that knows the site by its name sees."""
 
-    def __init__(self, folder: Path, plain: int, tls: int, **options: Any) -> None:
+    def __init__(self, folder, plain, tls, **options):
         self.folder, self.plain, self.tls = folder, plain, tls
         self.pool = urllib3.HTTPSConnectionPool(
             "127.0.0.1", tls, server_hostname=NAME, assert_hostname=NAME, ca_certs=str(folder / "fullchain.pem"),
             maxsize=50, timeout=WAIT_LIMIT, retries=False, **options,
         )  # fmt: skip
 
-    def __call__(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
+    def __call__(self, method, path, body=None, **headers):
         named = {"Host": NAME, **{name.replace("_", "-"): value for name, value in headers.items()}}
         return self.pool.request(method, path, body=body, headers=named, redirect=False)
 
 
 @pytest.fixture(scope="module")
-def nginx(
-    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[NginxClient]:
+def nginx(django_db_setup, django_db_blocker, tmp_path_factory):
     with django_db_blocker.unblock():
         yield from run_nginx(tmp_path_factory.mktemp("nginx"))
 
 
-def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
+def run_nginx(tmp_path):
     binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if binary is None:
         pytest.skip("missing service: nginx")
@@ -156,7 +149,7 @@ def run_nginx(tmp_path: Path) -> Iterator[NginxClient]:
             running.wait(WAIT_LIMIT)
 
 
-def test_nginx_recipe_enforces_tls_host_and_limits(nginx: NginxClient) -> None:
+def test_nginx_recipe_enforces_tls_host_and_limits(nginx):
     """One start for all, as it is the start that takes its time."""
     # Pages come by TLS, with HSTS, and plain requests are sent there.
     page = nginx("GET", "/admin/login/")
@@ -187,7 +180,7 @@ def test_nginx_recipe_enforces_tls_host_and_limits(nginx: NginxClient) -> None:
     assert "hush-hush" not in (nginx.folder / "aftertouch.log").read_text()
 
 
-def test_nginx_serves_metrics_and_probes_only_to_own_networks(nginx: NginxClient) -> None:
+def test_nginx_serves_metrics_and_probes_only_to_own_networks(nginx):
     """This address is internal, another one is not."""
     outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
     assert outside("GET", "/admin/login/").status == 200
@@ -198,7 +191,7 @@ def test_nginx_serves_metrics_and_probes_only_to_own_networks(nginx: NginxClient
     outside.pool.close()
 
 
-def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
+def test_nginx_serves_flower_only_to_administrators(nginx):
     assert nginx("GET", "/gate/administrators").status == 404
     assert nginx("GET", "/flower/").status == 401
     for name, superuser, status in (("viewer", False, 403), ("root", True, 200)):
@@ -211,7 +204,7 @@ def test_nginx_serves_flower_only_to_administrators(nginx: NginxClient) -> None:
         assert login.decode() not in str(answer.headers)
 
 
-def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx: NginxClient) -> None:
+def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx):
     shop = Shop.objects.create(platform=RpaPlatform.objects.create(key="pdd"), shop_id="s1")
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=1)
     outside = NginxClient(nginx.folder, nginx.plain, nginx.tls, source_address=("127.0.0.2", 0))
@@ -226,11 +219,11 @@ def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx: N
     row = TakeOver.objects.get()
     assert (row.username, row.address) == ("ann", "127.0.0.2")
 
-    def open_socket(origin: str) -> ClientConnection:
+    def open_socket(origin):
         trusted = ssl.create_default_context(cafile=str(nginx.folder / "fullchain.pem"))
         sock = socket.create_connection(("127.0.0.1", nginx.tls), timeout=WAIT_LIMIT)
         return connect(
-            f"wss://{NAME}/ws/v1/take-overs/{row.pk}", sock=sock, ssl=trusted, server_hostname=NAME, origin=origin,  # type: ignore[arg-type]
+            f"wss://{NAME}/ws/v1/take-overs/{row.pk}", sock=sock, ssl=trusted, server_hostname=NAME, origin=origin,
             additional_headers={"Cookie": session}, open_timeout=WAIT_LIMIT, compression=None,
         )  # fmt: skip
 
@@ -242,7 +235,7 @@ def test_nginx_leads_take_over_to_its_page_and_records_the_real_address(nginx: N
         open_socket("https://evil.example")
 
 
-def log_in(nginx: NginxClient, name: str, password: str, **headers: str) -> Any:
+def log_in(nginx, name, password, **headers):
     token = "t" * 32
     form = f"csrfmiddlewaretoken={token}&username={name}&password={password}".encode()
     kind = "application/x-www-form-urlencoded"
@@ -252,7 +245,7 @@ def log_in(nginx: NginxClient, name: str, password: str, **headers: str) -> Any:
     )  # fmt: skip
 
 
-def open_session(nginx: NginxClient, name: str, *, superuser: bool) -> str:
+def open_session(nginx, name, *, superuser):
     """Store a user, log in, and return the cookie of the session."""
     password = PBKDF2PasswordHasher().encode("right", "salt" * 4)  # as production hashes, not as tests do
     User.objects.create(username=name, password=password, is_staff=True, is_superuser=superuser)
@@ -260,7 +253,7 @@ def open_session(nginx: NginxClient, name: str, *, superuser: bool) -> str:
     return f"sessionid={cookie.partition('sessionid=')[2].partition(';')[0]}"
 
 
-def test_nginx_counts_logins_by_address_and_limits_rate(nginx: NginxClient) -> None:
+def test_nginx_counts_logins_by_address_and_limits_rate(nginx):
     User.objects.create_superuser("ann", password="right")
     # nginx may still refuse logins because of earlier tests: it lets 20 a minute through.
     eventually(lambda: log_in(nginx, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200)

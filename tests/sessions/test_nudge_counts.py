@@ -1,32 +1,25 @@
 """Guide messages that customers answered or did not need: what counts as which."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from uuid import UUID
 
 import pytest
-import redis
 
 from scheduling.models import Node, Touch
 from scheduling.planning.ingest import record_events
 from sessions.detection.silence_events import silence_event
 from sessions.policy import Policy
 from sessions.store import stats
-from sessions.store.client import Server
-from sessions.store.sessions import ClaimedSilence
-from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
-from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
+from tests.support.waiting import eventually
 
 chats = stopped_clock.chats
 SENT, ANSWERED, FALSE = (1, 0, 0), (1, 1, 0), (1, 0, 1)
 
 
-def counted(chats: Chats) -> dict[str, tuple[int, int, int]]:
+def counted(chats):
     """Return sent, answered and false guide messages by policy."""
     found = {
         policy: (counts["sent"], counts["answered"], counts["false"])
@@ -54,9 +47,7 @@ def counted(chats: Chats) -> dict[str, tuple[int, int, int]]:
         ([(5, "typing"), (5, "typing"), (5, "message")], ANSWERED),
     ],
 )
-def test_first_reaction_judges_the_message(
-    frames: list[tuple[float, str]], expected: tuple[int, int, int], chats: Chats, valkey: redis.Redis
-) -> None:
+def test_first_reaction_judges_the_message(frames, expected, chats, valkey):
     valkey.flushall()
     chats.policies(default=Policy(timedelta(seconds=60)))
     chats.deliver(chats.confirmed_silence())
@@ -67,7 +58,7 @@ def test_first_reaction_judges_the_message(
     assert counted(chats) == {"default": expected}
 
 
-def test_message_to_typing_user_counts_as_false(chats: Chats) -> None:
+def test_message_to_typing_user_counts_as_false(chats):
     chats.policies(new=Policy(timedelta(seconds=5)))
     chats.user(tag="new")
     chats.user(kind="typing")
@@ -82,7 +73,7 @@ def test_message_to_typing_user_counts_as_false(chats: Chats) -> None:
     assert counted(chats) == {"new": FALSE}
 
 
-def test_retry_starts_the_time_again_and_counts_once(chats: Chats) -> None:
+def test_retry_starts_the_time_again_and_counts_once(chats):
     claim = chats.confirmed_silence()
     chats.deliver(claim)
     chats.pass_time(590)
@@ -93,7 +84,7 @@ def test_retry_starts_the_time_again_and_counts_once(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("is_last_sent", [True, False])
-def test_answer_counts_for_the_last_message_that_was_sent(chats: Chats, is_last_sent: bool) -> None:
+def test_answer_counts_for_the_last_message_that_was_sent(chats, is_last_sent):
     chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
     chats.deliver(chats.confirmed_silence())
     chats.pass_time(61)
@@ -115,9 +106,7 @@ def test_answer_counts_for_the_last_message_that_was_sent(chats: Chats, is_last_
         (["read"], SENT),
     ],
 )
-def test_user_faster_than_the_mark_counts(
-    kinds: list[str], expected: tuple[int, int, int], chats: Chats, valkey: redis.Redis
-) -> None:
+def test_user_faster_than_the_mark_counts(kinds, expected, chats, valkey):
     """The last look permitted the message, and it is on its way."""
     valkey.flushall()
     chats.policies(default=Policy(timedelta(seconds=60)))
@@ -129,14 +118,14 @@ def test_user_faster_than_the_mark_counts(
     assert counted(chats) == {"default": expected}
 
 
-def test_answer_counts_if_the_mark_was_lost(chats: Chats) -> None:
+def test_answer_counts_if_the_mark_was_lost(chats):
     assert chats.is_current(chats.confirmed_silence())
     chats.pass_time(100)
     chats.user()
     assert counted(chats) == {"default": ANSWERED}
 
 
-def test_messages_count_by_policy(chats: Chats) -> None:
+def test_messages_count_by_policy(chats):
     chats.policies(vip=Policy(timedelta(seconds=60)))
     for session, tag in (("s1", "vip"), ("s2", "nobody's"), ("s3", "")):
         claim = chats.claimed_silence(session, tag=tag)
@@ -146,7 +135,7 @@ def test_messages_count_by_policy(chats: Chats) -> None:
 
 
 @pytest.fixture
-def two_policies(chats: Chats) -> Chats:
+def two_policies(chats):
     chats.policies(new=Policy(timedelta(seconds=60)), vip=Policy(timedelta(seconds=60)))
     return chats
 
@@ -161,13 +150,7 @@ def two_policies(chats: Chats) -> Chats:
     ],
 )
 @pytest.mark.parametrize("has_mark", [True, False])
-def test_reaction_counts_for_the_policy_of_its_message(
-    has_mark: bool,
-    frames: list[tuple[float, str]],
-    expected: tuple[int, int, int],
-    two_policies: Chats,
-    valkey: redis.Redis,
-) -> None:
+def test_reaction_counts_for_the_policy_of_its_message(has_mark, frames, expected, two_policies, valkey):
     """The customer gets another tag with the first frame after the message."""
     valkey.flushall()
     claim = two_policies.confirmed_silence(tag="new")
@@ -180,7 +163,7 @@ def test_reaction_counts_for_the_policy_of_its_message(
     assert counted(two_policies) == {"new": expected}
 
 
-def test_retry_keeps_the_policy_of_its_message(two_policies: Chats) -> None:
+def test_retry_keeps_the_policy_of_its_message(two_policies):
     claim = two_policies.confirmed_silence(tag="new")
     two_policies.deliver(claim)
     two_policies.user(kind="ping", tag="vip")
@@ -202,9 +185,7 @@ def test_retry_keeps_the_policy_of_its_message(two_policies: Chats) -> None:
         [(1, "read"), (5, "typing"), (1, "message"), (1, "message")],
     ],
 )
-def test_stopped_message_does_not_stay_counted(
-    frames: list[tuple[float, str]], chats: Chats, valkey: redis.Redis
-) -> None:
+def test_stopped_message_does_not_stay_counted(frames, chats, valkey):
     """A frame counts a message that may be on its way. Then the ledger stops it."""
     valkey.flushall()
     chats.policies(default=Policy(timedelta(seconds=60)))
@@ -221,7 +202,7 @@ def test_stopped_message_does_not_stay_counted(
 
 
 @pytest.mark.parametrize("kind", ["read", "typing", "message"])
-def test_stopped_retry_of_a_sent_message_stays_counted(kind: str, chats: Chats) -> None:
+def test_stopped_retry_of_a_sent_message_stays_counted(kind, chats):
     claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     chats.user(kind=kind)
@@ -232,7 +213,7 @@ def test_stopped_retry_of_a_sent_message_stays_counted(kind: str, chats: Chats) 
     assert counted(chats) == before
 
 
-def test_flush_loses_the_counts_and_nothing_else(chats: Chats) -> None:
+def test_flush_loses_the_counts_and_nothing_else(chats):
     claim = chats.confirmed_silence()
     chats.deliver(claim)
     chats.store.server.client.flushall()
@@ -245,16 +226,16 @@ def test_flush_loses_the_counts_and_nothing_else(chats: Chats) -> None:
 
 
 @pytest.fixture
-def running_chats(server: Server, matrix: MatrixBuilder) -> Chats:
+def running_chats(server, matrix):
     matrix.node("guide", "session.silent", delay=timedelta(0))
     return Chats(server)
 
 
-def record_silences(chats: Chats, *session_ids: str) -> list[UUID]:
+def record_silences(chats, *session_ids):
     """Let sessions fall silent. Return their touches, in the order of the ids."""
     for session_id in session_ids:
         chats.user(session_id)
-    claims: list[ClaimedSilence] = []
+    claims = []
     eventually(lambda: claims.extend(chats.claim(lease=timedelta(minutes=10))) or len(claims) == len(session_ids))
     record_events([silence_event(each, each.deadline_ms) for each in claims])
     chats.store.confirm(claims)
@@ -263,7 +244,7 @@ def record_silences(chats: Chats, *session_ids: str) -> list[UUID]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_delivered_message_is_counted(running_chats: Chats) -> None:
+def test_delivered_message_is_counted(running_chats):
     running_chats.policies(default=Policy(timedelta(seconds=2)))
     touches = record_silences(running_chats, "s1", "back")
     running_chats.user("back")
@@ -276,7 +257,7 @@ def test_delivered_message_is_counted(running_chats: Chats) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_message_stopped_by_guard_uses_no_nudge(running_chats: Chats) -> None:
+def test_message_stopped_by_guard_uses_no_nudge(running_chats):
     running_chats.policies(default=Policy(timedelta(milliseconds=1)))
     (touch,) = record_silences(running_chats, "s1")
     node = Node.objects.get(key="guide")

@@ -1,16 +1,11 @@
 """Scheduled jobs: from a row that ops edit, through beat and the broker, to one job a shop."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 from django.test import Client as Browser
@@ -38,11 +33,9 @@ from scheduling import sql
 from scheduling.app_integrations import ScheduledRound
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
-from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import run_concurrently
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 from tests.support.integrations import replace_sockets
-from tests.support.second_connection import act_on_second_connection
+from tests.support.second_connection import act_on_second_connection, run_concurrently
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -50,7 +43,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 plain = pytest.mark.django_db()  #: for a test that commits nothing
 
 TASK = publish_for_shops.name
-ORDER: dict[str, Any] = {"platform": "pdd", "task_type": "sync_order"}
+ORDER = {"platform": "pdd", "task_type": "sync_order"}
 MINUTE = timedelta(minutes=1)
 DUE_AT = datetime(2026, 3, 1, 10, tzinfo=UTC)
 #: Publishes a shop at a time.
@@ -67,19 +60,19 @@ schedules.publish_round(1, {DUE_AT!r}, [], {ORDER!r})
 """
 
 
-def publish(**changes: Any) -> RoundCounts:
+def publish(**changes):
     """Publish a round that falls due now."""
     return schedules.publish_round(1, sql.now(), [], ORDER | changes)
 
 
-def invalid_fields(**changes: Any) -> list[str]:
+def invalid_fields(**changes):
     with pytest.raises(InvalidInput) as error:
         publish(**changes)
     return [each.field for each in error.value.errors]
 
 
 @plain
-def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_publishes_job_for_each_active_shop(market, sent_wakeups):
     market.shop("gone", retired_at=now())
     market.sync.payload_schema = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
     market.sync.save()
@@ -96,7 +89,7 @@ def test_schedule_publishes_job_for_each_active_shop(market: Market, sent_wakeup
 
 
 @plain
-def test_schedule_leaves_waiting_job_unchanged(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_leaves_waiting_job_unchanged(market, sent_wakeups):
     publish_job(
         PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2)
     )
@@ -112,7 +105,7 @@ def test_schedule_leaves_waiting_job_unchanged(market: Market, sent_wakeups: lis
 
 
 @plain
-def test_schedule_without_dedupe_keeps_each_payload(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_without_dedupe_keeps_each_payload(market, sent_wakeups):
     """Two schedules of one flow; the same payload is still not published twice."""
     market.sync.dedupe_by = "none"
     market.sync.save()
@@ -124,21 +117,21 @@ def test_schedule_without_dedupe_keeps_each_payload(market: Market, sent_wakeups
 
 
 @plain
-def test_schedule_publishes_behind_running_job(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_publishes_behind_running_job(market, sent_wakeups):
     publish()
     Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
     assert publish() == RoundCounts(published=1, waiting=1)
 
 
 @plain
-def test_schedule_skips_shop_with_full_backlog(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_skips_shop_with_full_backlog(market, sent_wakeups):
     Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
     assert publish() == RoundCounts(published=1, refused=1)
 
 
 @plain
-def test_schedule_fills_platform_backlog_to_its_limit(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_fills_platform_backlog_to_its_limit(market, sent_wakeups):
     market.pdd.backlog_limit = 3
     market.pdd.save()
     for number in range(4):
@@ -149,9 +142,7 @@ def test_schedule_fills_platform_backlog_to_its_limit(market: Market, sent_wakeu
 
 
 @plain
-def test_round_stores_same_row_as_publish_job(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_stores_same_row_as_publish_job(market, sent_wakeups, monkeypatch):
     """Two statements insert jobs; they must not drift apart."""
     for delay in (0, 120):
         Job.objects.all().delete()
@@ -171,19 +162,17 @@ def test_round_stores_same_row_as_publish_job(
             assert row["due_at"] - row["created_at"] == timedelta(seconds=delay)
 
 
-def test_round_wakes_only_for_due_jobs(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_wakes_only_for_due_jobs(market, sent_wakeups, monkeypatch):
     monkeypatch.setattr(schedules, "spread_delay", lambda _, shop_id, *__: MINUTE * 10 * (shop_id == "s2"))
     publish(priority="high")
     assert [(wakeup.owner, wakeup.priority) for wakeup in sent_wakeups] == [(market.s1.pk, 0)]
 
 
-def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: list[Any]) -> None:
+def test_concurrent_rounds_publish_each_shop_once(market, sent_wakeups):
     """Two beats at the same moment, and a person who publishes into the middle of it."""
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(98))
 
-    def act(number: int) -> RoundCounts:
+    def act(number):
         try:
             if number == 0:
                 publish_job(PublishRequest(platform="pdd", shop_id="n50", task_type="sync_order", delay=MINUTE))
@@ -199,7 +188,7 @@ def test_concurrent_rounds_publish_each_shop_once(market: Market, sent_wakeups: 
 
 
 @plain
-def test_schedule_spreads_shops_with_constant_delay(market: Market, sent_wakeups: list[Any]) -> None:
+def test_schedule_spreads_shops_with_constant_delay(market, sent_wakeups):
     Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(58))
     assert publish(spread_seconds=600).published == 60
     due = {job.shop.shop_id: (job.due_at - job.created_at) for job in Job.objects.select_related("shop")}
@@ -239,7 +228,7 @@ def test_schedule_spreads_shops_with_constant_delay(market: Market, sent_wakeups
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_schedule_with_invalid_order_publishes_nothing(market: Market, changes: dict[str, Any], field: str) -> None:
+def test_schedule_with_invalid_order_publishes_nothing(market, changes, field):
     assert invalid_fields(**changes) == [field]
     assert not Job.objects.exists()
 
@@ -247,7 +236,7 @@ def test_schedule_with_invalid_order_publishes_nothing(market: Market, changes: 
 # --- beat -------------------------------------------------------------------------------------------------------------
 
 
-def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
+def every_ten_minutes(**kwargs):
     interval, _ = IntervalSchedule.objects.get_or_create(every=10, period="minutes")
     return PeriodicTask.objects.create(
         name="sync",
@@ -259,11 +248,11 @@ def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
 
 
 @pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+def rounds(monkeypatch):
     """The due times of the rounds that beat has published."""
     found, publish_round = [], schedules.publish_round
 
-    def note(schedule_id: int, due_at: datetime, *given: Any) -> RoundCounts:
+    def note(schedule_id, due_at, *given):
         counts = publish_round(schedule_id, due_at, *given)
         found.append(due_at)
         return counts
@@ -273,23 +262,23 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
     return found
 
 
-def end_jobs() -> None:
+def end_jobs():
     Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
 
 
-def tick_until_idle() -> None:
+def tick_until_idle():
     with leading_beat() as scheduler:
         for _ in range(60):
             if scheduler.tick() > 0.5:
                 break
 
 
-def read_messages(valkey: redis.Redis) -> list[bytes]:
+def read_messages(valkey):
     return [raw for queue in ("ticks", "long") for raw in valkey.lrange(f"mq:{queue}", 0, -1)]
 
 
 @contextmanager
-def leading_beat() -> Iterator[LeaderScheduler]:
+def leading_beat():
     scheduler = LeaderScheduler(app=app)
     try:
         # The lock of the beat before goes with its backend, some time after its connection was closed.
@@ -299,7 +288,7 @@ def leading_beat() -> Iterator[LeaderScheduler]:
         scheduler.close()
 
 
-def test_due_periodic_task_publishes_round(market: Market, valkey: redis.Redis, sent_wakeups: list[Any]) -> None:
+def test_due_periodic_task_publishes_round(market, valkey, sent_wakeups):
     row = every_ten_minutes(**ORDER, shops="all", priority="normal", spread_seconds=600)
     tick_until_idle()
     assert {job.shop.shop_id for job in Job.objects.all()} == {"s1", "s2"}
@@ -317,9 +306,7 @@ def test_due_periodic_task_publishes_round(market: Market, valkey: redis.Redis, 
     assert Job.objects.count() == 4
 
 
-def test_invalid_periodic_task_becomes_failed_task(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any]
-) -> None:
+def test_invalid_periodic_task_becomes_failed_task(market, valkey, sent_wakeups):
     every_ten_minutes(platform="temu", task_type="sync_order")
     tick_until_idle()
     row = FailedTask.objects.get()
@@ -334,7 +321,7 @@ def test_invalid_periodic_task_becomes_failed_task(
 
 @plain
 @each_row("has_window", [False, True])
-def test_repeated_round_publishes_no_job_twice(market: Market, sent_wakeups: list[Any], has_window: bool) -> None:
+def test_repeated_round_publishes_no_job_twice(market, sent_wakeups, has_window):
     market.sync.dedupe_window = timedelta(hours=1) if has_window else None
     market.sync.dedupe_rerun = "always"
     market.sync.save()
@@ -348,7 +335,7 @@ def test_repeated_round_publishes_no_job_twice(market: Market, sent_wakeups: lis
     assert Job.objects.count() == 6
 
 
-def test_round_of_killed_beat_is_completed_without_repeats(market: Market, sent_wakeups: list[Any]) -> None:
+def test_round_of_killed_beat_is_completed_without_repeats(market, sent_wakeups):
     """A real process, killed between two statements; the job of the first one has ended by then."""
     with transaction.atomic():
         # A job of the second shop that is not committed yet: the insert waits for it.
@@ -366,9 +353,7 @@ def test_round_of_killed_beat_is_completed_without_repeats(market: Market, sent_
     assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
 
 
-def test_beat_killed_before_save_publishes_each_round_once(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
-) -> None:
+def test_beat_killed_before_save_publishes_each_round_once(market, valkey, sent_wakeups, rounds):
     """A round of an interval, and one of a fixed time that is published once."""
     every_ten_minutes(**ORDER)
     market.flow("refresh")
@@ -389,11 +374,11 @@ def test_beat_killed_before_save_publishes_each_round_once(
     assert Job.objects.count() == 4
 
 
-def fail_with(error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> list[datetime]:
+def fail_with(error, times, monkeypatch):
     """Let the rounds of the first schedule fail. Return their due times, which grow."""
     tries, publish_round = [], schedules.publish_round
 
-    def fail(schedule_id: int, due_at: datetime, *given: Any) -> RoundCounts:
+    def fail(schedule_id, due_at, *given):
         if PeriodicTask.objects.get(pk=schedule_id).name != "sync":
             return publish_round(schedule_id, due_at, *given)
         tries.append(due_at)
@@ -407,19 +392,17 @@ def fail_with(error: Exception, times: int, monkeypatch: pytest.MonkeyPatch) -> 
     return tries
 
 
-def exceed_statement_timeout() -> OperationalError:
+def exceed_statement_timeout():
     with pytest.raises(OperationalError) as caught, sql.limit_statement_time(0.001):
         sql.rows("SELECT pg_sleep(60)", {})
     return caught.value
 
 
-def test_round_sent_by_hand_is_not_tried_again(
-    market: Market, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_sent_by_hand_is_not_tried_again(market, sent_wakeups, monkeypatch):
     """Jobs that ended since the lost answer would run a second time."""
     tries, publish_round = [], schedules.publish_round
 
-    def lose_answer(*given: Any) -> None:
+    def lose_answer(*given):
         tries.append(publish_round(*given))
         raise OperationalError("the connection was lost")
 
@@ -429,9 +412,7 @@ def test_round_sent_by_hand_is_not_tried_again(
     assert FailedTask.objects.get().reason == "task_error"
 
 
-def test_round_that_fails_stops_no_other_and_is_published_later(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_round_that_fails_stops_no_other_and_is_published_later(market, valkey, sent_wakeups, monkeypatch):
     """An outage of PostgreSQL lasts as long as it does. The round is published late, under its due time."""
     row, before = every_ten_minutes(**ORDER), now() - timedelta(minutes=15)
     other = PeriodicTask.objects.create(name="other", task=TASK, interval=row.interval, kwargs=json.dumps(ORDER))
@@ -452,18 +433,16 @@ def test_round_that_fails_stops_no_other_and_is_published_later(
     assert row.last_run_at > before
 
 
-def test_passes_go_before_the_next_round_after_a_long_one(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_go_before_the_next_round_after_a_long_one(market, valkey, sent_wakeups, monkeypatch):
     """The rounds of fifty schedules held back dispatch and rescue for as long as they took together."""
     row = every_ten_minutes(**ORDER)
     PeriodicTask.objects.create(name="other", task=TASK, interval=row.interval, kwargs=json.dumps(ORDER))
     PeriodicTask.objects.update(last_run_at=now() - timedelta(minutes=15))
     monkeypatch.setattr(LeaderScheduler, "LONG_ROUND", -1.0)
-    applied: list[str] = []
+    applied = []
     apply_entry = LeaderScheduler.apply_entry
 
-    def note(self: LeaderScheduler, entry: Any, producer: Any = None) -> None:
+    def note(self, entry, producer=None):
         applied.append(entry.name)
         if entry.name in ("sync", "other"):
             for each in self._passes.values():  # they fall due during the round
@@ -478,9 +457,7 @@ def test_passes_go_before_the_next_round_after_a_long_one(
 
 
 @pytest.mark.parametrize("is_timeout", [False, True])
-def test_round_with_repeated_errors_becomes_failed_task(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch, is_timeout: bool
-) -> None:
+def test_round_with_repeated_errors_becomes_failed_task(market, valkey, sent_wakeups, monkeypatch, is_timeout):
     row = every_ten_minutes(**ORDER)
     tries = fail_with(exceed_statement_timeout() if is_timeout else RuntimeError("odd"), 99, monkeypatch)
     with leading_beat() as beat:
@@ -491,9 +468,7 @@ def test_round_with_repeated_errors_becomes_failed_task(
     assert row.last_run_at  # the next round is due in its time
 
 
-def test_last_run_of_schedule_is_saved_at_once(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
-) -> None:
+def test_last_run_of_schedule_is_saved_at_once(market, valkey, sent_wakeups, rounds):
     """A beat that starts again would publish the row a second time."""
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
@@ -505,9 +480,7 @@ def test_last_run_of_schedule_is_saved_at_once(
     assert row.last_run_at > before
 
 
-def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], rounds: list[datetime]
-) -> None:
+def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(market, valkey, sent_wakeups, rounds):
     """The latest of them, however long beat was down, by the clock of its zone."""
     row = PeriodicTask.objects.create(
         name="daily", task=TASK, kwargs=json.dumps(ORDER), total_run_count=3,
@@ -521,9 +494,7 @@ def test_round_that_fell_due_while_beat_was_down_is_published_once_and_late(
     assert row.total_run_count == 4
 
 
-def test_edited_schedule_publishes_no_round_from_before_the_edit(
-    market: Market, valkey: redis.Redis, rounds: list[datetime]
-) -> None:
+def test_edited_schedule_publishes_no_round_from_before_the_edit(market, valkey, rounds):
     PeriodicTask.objects.create(
         name="daily", task=TASK, kwargs=json.dumps(ORDER), total_run_count=3, last_run_at=now() - timedelta(days=3),
         crontab=CrontabSchedule.objects.create(minute="0", hour="0", timezone="UTC"),
@@ -532,10 +503,7 @@ def test_edited_schedule_publishes_no_round_from_before_the_edit(
     assert not rounds
 
 
-def test_unusable_rows_stop_neither_passes_nor_other_schedules(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], monkeypatch: pytest.MonkeyPatch,
-    rounds: list[datetime],
-) -> None:  # fmt: skip
+def test_unusable_rows_stop_neither_passes_nor_other_schedules(market, valkey, sent_wakeups, monkeypatch, rounds):
     """Beat ended at each start, and no touch was dispatched any more."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     every_ten_minutes(**ORDER)
@@ -571,9 +539,7 @@ def test_unusable_rows_stop_neither_passes_nor_other_schedules(
 
 
 @pytest.mark.parametrize("action", ["enable_tasks", "edit"])
-def test_reenabled_fixed_time_publishes_second_round(
-    market: Market, valkey: redis.Redis, sent_wakeups: list[Any], action: str, rounds: list[datetime]
-) -> None:
+def test_reenabled_fixed_time_publishes_second_round(market, valkey, sent_wakeups, action, rounds):
     """Its clock time stays the same. The action on the list updates the row without dating it."""
     clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
     row = PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
@@ -597,7 +563,7 @@ def test_reenabled_fixed_time_publishes_second_round(
     assert Job.objects.count() == 4
 
 
-def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> None:
+def test_passes_of_beat_have_no_expiry(market, valkey):
     """Celery compares it with the worker's clock: one that is seconds ahead would drop every pass."""
     scheduler = LeaderScheduler(app=app)
     try:
@@ -613,7 +579,7 @@ def test_passes_of_beat_have_no_expiry(market: Market, valkey: redis.Redis) -> N
 # --- the admin --------------------------------------------------------------------------------------------------------
 
 
-def save_in_admin(**changes: Any) -> Any:
+def save_in_admin(**changes):
     browser = Browser()
     browser.force_login(get_user_model().objects.create_superuser("ann"))
     interval, _ = IntervalSchedule.objects.get_or_create(every=10, period="minutes")
@@ -625,7 +591,7 @@ def save_in_admin(**changes: Any) -> Any:
 
 
 @plain
-def test_admin_saves_valid_periodic_task(market: Market) -> None:
+def test_admin_saves_valid_periodic_task(market):
     answer = save_in_admin()
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     assert PeriodicTask.objects.get(name="sync").task == TASK
@@ -642,14 +608,14 @@ def test_admin_saves_valid_periodic_task(market: Market) -> None:
         ({"kwargs": "{"}, "kwargs", "JSON"),
     ],
 )
-def test_admin_refuses_invalid_periodic_task(market: Market, changes: dict[str, Any], field: str, said: str) -> None:
+def test_admin_refuses_invalid_periodic_task(market, changes, field, said):
     answer = save_in_admin(**changes)
     assert answer.status_code == 200
     assert said in str(answer.context["adminform"].form.errors[field])
     assert not PeriodicTask.objects.filter(name="sync").exists()
 
 
-def test_leader_connection_sets_tcp_timeouts(market: Market, valkey: redis.Redis) -> None:
+def test_leader_connection_sets_tcp_timeouts(market, valkey):
     """By PostgreSQL, which would wait for two hours unless the session sets a limit."""
     scheduler = LeaderScheduler(app=app)
     try:

@@ -1,14 +1,9 @@
 """The state of shops over HTTP, and what a person does to them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import psycopg
 import pytest
-import requests
 from django.db import transaction
 from django.utils.timezone import now
 
@@ -16,8 +11,8 @@ from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, Platform, Shop
 from scheduling.ids import new_id
-from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client, database_url, run_concurrently
+from tests.scheduling.api.serving import database_url
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-def test_list_shops_returns_login_pause_and_jobs(api: Client, market: Market) -> None:
+def test_list_shops_returns_login_pause_and_jobs(api, market):
     running = new_id()
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT, paused=True)
     Platform.objects.update(paused=True)
@@ -46,12 +41,12 @@ def test_list_shops_returns_login_pause_and_jobs(api: Client, market: Market) ->
     assert (second["shop_id"], second["login"], second["waiting"], second["running"]) == ("s2", "ok", 0, None)
 
 
-def test_list_shops_filters_and_pages(api: Client, market: Market) -> None:
+def test_list_shops_filters_and_pages(api, market):
     temu = Platform.objects.create(key="temu")
     market.shop("t1", platform=temu, login_state="needed")
     market.shop("gone", retired_at=AT)
 
-    def found(**query: Any) -> list[str]:
+    def found(**query):
         return [item["shop_id"] for item in api.get("/rpa/shops", **query).json()["items"]]
 
     assert found() == ["s1", "s2", "t1"]
@@ -66,7 +61,7 @@ def test_list_shops_filters_and_pages(api: Client, market: Market) -> None:
     assert api.get("/rpa/shops", login="maybe").status_code == 422
 
 
-def test_logged_in_request_counts_or_starts_the_check_of_the_platform(api: Client, market: Market) -> None:
+def test_logged_in_request_counts_or_starts_the_check_of_the_platform(api, market):
     needed = {"login_state": "needed", "login_lost_at": AT}
     Shop.objects.filter(pk=market.s1.pk).update(**needed)
     answer = api("POST", "/rpa/shops/pdd/s1/logged-in")
@@ -82,7 +77,7 @@ def test_logged_in_request_counts_or_starts_the_check_of_the_platform(api: Clien
     assert api.get("/rpa/shops", login="needed").json()["items"] == []
 
 
-def test_nodes_are_listed_drained_and_resumed(api: Client, market: Market) -> None:
+def test_nodes_are_listed_drained_and_resumed(api, market):
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=AT, slots=3, queues=["high", "n.n1.high"])
     Lane.objects.filter(shop=market.s1).update(home="n1")
     Job.objects.create(shop=market.s1, flow=market.sync, due_at=AT, planned_at=AT)
@@ -101,7 +96,7 @@ def test_nodes_are_listed_drained_and_resumed(api: Client, market: Market) -> No
     assert api("POST", "/rpa/nodes/n9/drain").status_code == 404
 
 
-def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
+def send_until_free(send):
     """Send the request, and again as long as the answer is that another one holds the row: on a slow machine it does
     for more than a second."""
     while (answer := send()).status_code == 503:
@@ -109,7 +104,7 @@ def send_until_free(send: Callable[[], requests.Response]) -> requests.Response:
     return answer
 
 
-def test_concurrent_pause_requests_record_one_change(api: Client, market: Market) -> None:
+def test_concurrent_pause_requests_record_one_change(api, market):
     answers = run_concurrently(8, lambda _: send_until_free(lambda: api("POST", "/rpa/shops/pdd/s1/pause")))
     assert {(answer.status_code, answer.json()["paused"]) for answer in answers} == {(200, True)}
     assert api("POST", "/rpa/shops/pdd/s1/resume").json()["paused"] is False
@@ -117,7 +112,7 @@ def test_concurrent_pause_requests_record_one_change(api: Client, market: Market
     assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
 
 
-def test_action_on_unknown_shop_returns_404(api: Client, market: Market) -> None:
+def test_action_on_unknown_shop_returns_404(api, market):
     market.shop("gone", retired_at=AT)
     for action in ("logged-in", "pause", "resume"):
         for path in ("pdd/s9", "temu/s1", "pdd/gone"):
@@ -125,7 +120,7 @@ def test_action_on_unknown_shop_returns_404(api: Client, market: Market) -> None
         assert api("POST", f"/rpa/shops/pdd/%00/{action}").status_code == 422
 
 
-def test_rebalance_releases_shops_without_running_job(api: Client, market: Market) -> None:
+def test_rebalance_releases_shops_without_running_job(api, market):
     Lane.objects.filter(shop=market.s1).update(home="n1")
     Lane.objects.filter(shop=market.s2).update(home="n1", task_id=new_id())
 
@@ -137,7 +132,7 @@ def test_rebalance_releases_shops_without_running_job(api: Client, market: Marke
     assert [lane.home for lane in Lane.objects.order_by("shop_id")] == ["", "n1"]
 
 
-def test_rebalance_waits_for_a_locked_lane_as_briefly_as_other_actions(api: Client, market: Market) -> None:
+def test_rebalance_waits_for_a_locked_lane_as_briefly_as_other_actions(api, market):
     Lane.objects.update(home="n1")
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM rpa_tasks_lane FOR NO KEY UPDATE")
@@ -155,9 +150,7 @@ def test_rebalance_waits_for_a_locked_lane_as_briefly_as_other_actions(api: Clie
         ({"platform": "pdd", "more": 1}, 422),
     ],
 )
-def test_rebalance_with_invalid_request_releases_nothing(
-    api: Client, market: Market, wish: dict[str, Any], status: int
-) -> None:
+def test_rebalance_with_invalid_request_releases_nothing(api, market, wish, status):
     Lane.objects.update(home="n1")
 
     assert api("POST", "/rpa/shops/rebalance", wish).status_code == status
@@ -168,14 +161,14 @@ def test_rebalance_with_invalid_request_releases_nothing(
 
 
 @pytest.fixture
-def woken_by_work(market: Market, sent_wakeups: list[Any]) -> list[Any]:
+def woken_by_work(market, sent_wakeups):
     """The first shop has work, the second one has none."""
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     sent_wakeups.clear()
     return sent_wakeups
 
 
-def test_each_opened_gate_wakes_the_shops_behind_it_once(market: Market, woken_by_work: list[Any]) -> None:
+def test_each_opened_gate_wakes_the_shops_behind_it_once(market, woken_by_work):
     Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
     Breaker.objects.filter(platform=market.pdd).update(errors=3, open_until=AT, opened_at=AT, openings=2)
     for close, open_gate, pk in (

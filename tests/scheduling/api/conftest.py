@@ -11,7 +11,6 @@ from scheduling.models import ChannelConfig, Scope, Touch
 from scheduling.operations import commands
 from tests.scheduling.api.serving import Client, Gate, cloud_event, database_url, serving
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder
 
 
 @pytest.fixture
@@ -22,25 +21,25 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def server_behind_gate(transactional_db: None, gate: Gate) -> Iterator[str]:
+def server_behind_gate(transactional_db, gate) -> Iterator[str]:
     """A server whose way to PostgreSQL leads through `gate`."""
     with serving(DATABASE_URL=database_url(gate.port)) as address:
         yield address
 
 
 @pytest.fixture
-def key(transactional_db: None) -> str:
+def key(transactional_db) -> str:
     """A key that may do everything."""
     return commands.create_api_key("shop", Scope.values)
 
 
 @pytest.fixture
-def api(server: str, key: str) -> Client:
+def api(server, key) -> Client:
     return Client(server, key)
 
 
 @pytest.fixture
-def key_for(server: str, transactional_db: None) -> Callable[..., Client]:
+def key_for(server, transactional_db) -> Callable[..., Client]:
     """A client whose key has only these scopes."""
 
     def key_for(*scopes: str, **changes: Any) -> Client:
@@ -50,7 +49,7 @@ def key_for(server: str, transactional_db: None) -> Callable[..., Client]:
 
 
 @pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> UUID:
+def sent(matrix, api) -> UUID:
     """Return the delivery key of a message that Ann got by mail."""
     node = matrix.node()
     api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.com"}})

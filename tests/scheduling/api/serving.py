@@ -7,11 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
@@ -115,17 +113,29 @@ def cloud_event(id: str = "e1", **changes: Any) -> dict[str, Any]:
 
 
 class Gate:
-    """A TCP gate before a server. Shut, it refuses; open, it lets through."""
+    """A TCP gate before a server. Open, it lets through; shut, it refuses. While it hangs, it takes what is sent, and
+    answers nothing.
+    """
 
     def __init__(self, port: int) -> None:
         self._behind = port
+        self.taken = 0  #: connections
+        self._passes = threading.Event()
+        self._passes.set()
         self._open: list[socket.socket] = []
         self._pumps: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._listen()
 
+    def hang(self) -> None:
+        self._passes.clear()
+
+    def go_on(self) -> None:
+        self._passes.set()
+
     def shut(self) -> None:
+        self.go_on()
         # Shutting down first wakes the thread that accepts.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -155,40 +165,19 @@ class Gate:
                 near, _ = listener.accept()
             except OSError:
                 return
+            self.taken += 1
             far = socket.create_connection(("127.0.0.1", self._behind))
             self._open += [near, far]
             for one, other in ((near, far), (far, near)):
-                pump = threading.Thread(target=_pump, args=[one, other], daemon=True)
+                pump = threading.Thread(target=self._pump, args=[one, other], daemon=True)
                 self._pumps.append(pump)
                 pump.start()
 
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for each in (source, sink):
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-
-
-def run_concurrently(count: int, act: Callable[[int], Any]) -> list[Any]:
-    """Do it `count` times at the same moment."""
-    start = threading.Barrier(count)
-
-    def run(number: int) -> Any:
-        start.wait(WAIT_LIMIT)
-        return act(number)
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """What `condition` returns as soon as it is true."""
-    ends_at, pause = monotonic() + WAIT_LIMIT, threading.Event()
-    while monotonic() < ends_at:
-        if found := condition():
-            return found
-        pause.wait(0.01)
-    raise AssertionError("it did not happen")
+            while data := source.recv(65536):
+                self._passes.wait()
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

@@ -1,17 +1,11 @@
 """Scopes, rate limits, and responses to unknown callers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-import redis
 import requests
 import time_machine
 from django.core.management import CommandError, call_command
-from django.db.models import Model
 from django.test import Client as Browser
 
 from config.environment import environment
@@ -21,13 +15,14 @@ from scheduling.api.auth import ApiKeyCache, RateLimits
 from scheduling.ids import new_id
 from scheduling.models import ApiKey, Customer, DeliveryReceipt, Event
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import NOWHERE, Client, cloud_event, eventually, run_concurrently
-from tests.support.waiting import WAIT_LIMIT
+from tests.scheduling.api.serving import NOWHERE, Client, cloud_event
+from tests.support.second_connection import run_concurrently
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_request_without_key_is_unauthorized(server: str, transactional_db: None) -> None:
+def test_request_without_key_is_unauthorized(server, transactional_db):
     for header in (None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"):
         headers = {} if header is None else {"Authorization": header.encode()}
         answer = requests.get(f"{server}/api/v1/touches", headers=headers, timeout=WAIT_LIMIT)
@@ -36,7 +31,7 @@ def test_request_without_key_is_unauthorized(server: str, transactional_db: None
         assert answer.headers["Content-Type"] == "application/problem+json"
 
 
-def test_refusal_names_the_scope_that_the_key_lacks(key_for: Callable[..., Client]) -> None:
+def test_refusal_names_the_scope_that_the_key_lacks(key_for):
     """A bulk action admits keys of failed tasks and of jobs."""
     shop = key_for("events")
     for method, path, scope in (("GET", "/touches", "touches"), ("POST", "/failed-tasks/bulk", "failed-tasks")):
@@ -47,7 +42,7 @@ def test_refusal_names_the_scope_that_the_key_lacks(key_for: Callable[..., Clien
 
 
 @pytest.mark.parametrize("end", ["revoked_at", "expires_at"])
-def test_revoked_key_is_refused(key_for: Callable[..., Client], end: str) -> None:
+def test_revoked_key_is_refused(key_for, end):
     """And one that has expired."""
     shop = key_for("events")
     ApiKey.objects.update(**{end: datetime.now(UTC)})
@@ -57,7 +52,7 @@ def test_revoked_key_is_refused(key_for: Callable[..., Client], end: str) -> Non
 # --- remembering keys ------------------------------------------------------------------------------------------------
 
 
-def test_cached_key_costs_no_query_and_is_refused_after_expiry(django_assert_num_queries: Any) -> None:
+def test_cached_key_costs_no_query_and_is_refused_after_expiry(django_assert_num_queries):
     soon = datetime.now(UTC) + timedelta(minutes=1)
     key, ring = create_api_key("shop", ["events"], expires_at=soon), ApiKeyCache()
     found = ring.load_key(key)
@@ -67,7 +62,7 @@ def test_cached_key_costs_no_query_and_is_refused_after_expiry(django_assert_num
         assert ring.get_cached(key)[1] is None
 
 
-def test_unknown_keys_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_keys_are_cached_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(auth, "CACHED_KEYS", 3)
     cache, key = ApiKeyCache(), create_api_key("shop", ["events"])
     unknown = [f"at_nobody-{number}" for number in range(5)]
@@ -80,7 +75,7 @@ def test_unknown_keys_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
 # --- rates -----------------------------------------------------------------------------------------------------------
 
 
-def test_rate_limit_returns_retry_after(key_for: Callable[..., Client], valkey: redis.Redis) -> None:
+def test_rate_limit_returns_retry_after(key_for, valkey):
     eager = key_for("events", rate_per_minute=5)
     answers = run_concurrently(20, lambda number: eager.event(cloud_event(f"e{number}")))
 
@@ -91,7 +86,7 @@ def test_rate_limit_returns_retry_after(key_for: Callable[..., Client], valkey: 
     assert Event.objects.count() == 20 - len(refused)
 
 
-def test_rate_limit_of_one_key_spares_others(key_for: Callable[..., Client], valkey: redis.Redis) -> None:
+def test_rate_limit_of_one_key_spares_others(key_for, valkey):
     flood, calm = key_for("events", rate_per_minute=1), key_for("events", "touches")
     spent = (
         flood.get("/touches").status_code == 403 and flood.event(cloud_event("flood")).status_code == 429
@@ -101,7 +96,7 @@ def test_rate_limit_of_one_key_spares_others(key_for: Callable[..., Client], val
     assert calm.event(cloud_event("calm")).status_code == 202
 
 
-def test_rate_limit_counts_events_of_a_batch(key_for: Callable[..., Client], valkey: redis.Redis) -> None:
+def test_rate_limit_counts_events_of_a_batch(key_for, valkey):
     shop = key_for("events", rate_per_minute=100)
     batch = [cloud_event(f"e{number}") for number in range(500)]  # events that are known count as well
     accepted = 0
@@ -111,7 +106,7 @@ def test_rate_limit_counts_events_of_a_batch(key_for: Callable[..., Client], val
     assert accepted in range(10, 21)  # in one minute, or at the border of two
 
 
-BATCHES: list[tuple[str, str, str, Callable[[int], dict[str, Any]], type[Model]]] = [
+BATCHES = [
     ("rpa.publish", "/rpa/jobs/batch", "jobs", lambda n: RPA_JOB | {"dedupe_key": f"k{n}"}, Job),
     ("customers", "/customers", "customers", lambda n: {"user_id": f"user-{n}"}, Customer),
     ("receipts", "/receipts", "receipts", lambda n: {"type": "read", "delivery_key": str(new_id())}, DeliveryReceipt),
@@ -120,9 +115,7 @@ RPA_JOB = {"platform": "pdd", "shop_id": "s1", "task_type": "sync", "delay_secon
 
 
 @pytest.mark.parametrize(("scope", "path", "what", "make", "model"), BATCHES, ids=[each[2] for each in BATCHES])
-def test_rate_limit_counts_the_items_of_a_batch(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, scope: str, path: str, what: str, make: Any, model: Any
-) -> None:
+def test_rate_limit_counts_the_items_of_a_batch(valkey, monkeypatch, scope, path, what, make, model):
     """A batch of 500 counted as one request. A refused one stores nothing."""
     monkeypatch.setattr(auth, "SMALLEST_BATCH_LIMIT", 5)
     platform = Platform.objects.create(key="pdd")
@@ -131,7 +124,7 @@ def test_rate_limit_counts_the_items_of_a_batch(
     key = create_api_key("shop", [scope], rate_per_minute=3)  # 30 items
     browser = Browser(headers={"authorization": f"Bearer {key}"})
 
-    def send(count: int) -> Any:
+    def send(count):
         return browser.post(f"/api/v1{path}", {what: [make(n) for n in range(count)]}, "application/json")
 
     assert send(20).status_code == 200
@@ -145,7 +138,7 @@ def test_rate_limit_counts_the_items_of_a_batch(
     assert send(10).status_code == 200
 
 
-def test_rate_budget_is_shared_by_processes(valkey: redis.Redis) -> None:
+def test_rate_budget_is_shared_by_processes(valkey):
     taken = 0
     for process in (RateLimits(environment().redis), RateLimits(environment().redis)) * 200:
         wait = process.consume("7:requests", 1)
@@ -155,7 +148,7 @@ def test_rate_budget_is_shared_by_processes(valkey: redis.Redis) -> None:
     assert taken == 100
 
 
-def test_rest_of_a_former_minute_pays_for_no_batch(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_a_former_minute_pays_for_no_batch(valkey, monkeypatch):
     """A batch that the rest would only help to pay was admitted without any charge."""
     rates, name = RateLimits(environment().redis), "at:rate:{10:events}"
     monkeypatch.setattr(auth, "MINUTE", 1)
@@ -168,7 +161,7 @@ def test_rest_of_a_former_minute_pays_for_no_batch(valkey: redis.Redis, monkeypa
     assert valkey.get(name) == b"500"
 
 
-def test_rate_budget_ignores_the_clocks_of_nodes(valkey: redis.Redis) -> None:
+def test_rate_budget_ignores_the_clocks_of_nodes(valkey):
     """A node whose clock was a minute ahead had budgets of its own, and used those of the others' next minute."""
     for ahead in (0, 60):
         with time_machine.travel(datetime.now(UTC) + timedelta(seconds=ahead)):
@@ -177,7 +170,7 @@ def test_rate_budget_ignores_the_clocks_of_nodes(valkey: redis.Redis) -> None:
             assert [wait == 0 for wait in waits] == [ahead == 0] * 60
 
 
-def test_rate_limit_without_redis_admits_requests() -> None:
+def test_rate_limit_without_redis_admits_requests():
     rates = RateLimits(NOWHERE)
     assert rates.consume("9:requests", 1) is None
     assert rates.take_and_consume("9:requests", 1, 1) == 0
@@ -187,9 +180,7 @@ def test_rate_limit_without_redis_admits_requests() -> None:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_create_api_key_prints_a_working_key(
-    server: str, transactional_db: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_create_api_key_prints_a_working_key(server, transactional_db, capsys):
     call_command("create_api_key", "shop", "--scope", "events", "--scope", "touches")
     key = capsys.readouterr().out.strip()
     assert Client(server, key).event(cloud_event()).status_code == 202

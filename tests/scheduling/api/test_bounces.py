@@ -1,12 +1,9 @@
 """Bounces of mail: over HTTP and from a mail server's pipe."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from io import BytesIO, StringIO, TextIOWrapper
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,15 +14,13 @@ from django.db import OperationalError, connection
 from config.environment import ROOT, environment
 from scheduling.models import DeliveryReceipt, DisabledTarget
 from scheduling.receipts import read_bounce
-from tests.scheduling.api.serving import Client, database_url
+from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
 
 KEY = "01890000-0000-7000-8000-000000000000"
 
 
-def bounce(
-    key: object, status: str = "5.1.1", action: str = "failed", address: str = "ann@example.com", headers: bool = False
-) -> bytes:
+def bounce(key, status="5.1.1", action="failed", address="ann@example.com", headers=False):
     """Return a delivery status notification, with the whole mail or only its headers."""
     returned = f"Message-ID: <{key}@shop.example>\nFrom: shop@example.com\nSubject: hi\n\nhi\n"
     return f"""From: MAILER-DAEMON@mx.example
@@ -60,7 +55,7 @@ Content-Type: {"text/rfc822-headers" if headers else "message/rfc822"}
 
 
 @each_row("headers", [False, True])
-def test_bounce_names_the_mail_and_the_address(headers: bool) -> None:
+def test_bounce_names_the_mail_and_the_address(headers):
     found = read_bounce(bounce(KEY, headers=headers))
     assert (found.kind, found.delivery_key, found.address, found.permanent) == (
         "bounced", UUID(KEY), "ann@example.com", True,
@@ -69,11 +64,11 @@ def test_bounce_names_the_mail_and_the_address(headers: bool) -> None:
 
 
 @each_row("status, permanent", [("5.2.1", True), ("5.2.2", False), ("5.7.1", False), ("4.4.1", False)])
-def test_only_a_missing_mailbox_bounces_for_good(status: str, permanent: bool) -> None:
+def test_only_a_missing_mailbox_bounces_for_good(status, permanent):
     assert read_bounce(bounce(KEY, status)).permanent is permanent
 
 
-def test_delay_and_other_mail_report_nothing() -> None:
+def test_delay_and_other_mail_report_nothing():
     for content in (
         bounce(KEY, action="delayed"),
         bounce("not-a-key"),
@@ -88,7 +83,7 @@ def test_delay_and_other_mail_report_nothing() -> None:
     assert read_bounce(bounce(KEY, action="delivered")).kind == "delivered"
 
 
-def test_complaint_of_a_mail_provider_is_read() -> None:
+def test_complaint_of_a_mail_provider_is_read():
     content = f"""Content-Type: multipart/report; report-type=feedback-report; boundary=b
 
 --b
@@ -109,13 +104,13 @@ hi
     assert (found.kind, found.delivery_key) == ("complained", UUID(KEY))
 
 
-def post(api: Client, content: bytes) -> requests.Response:
+def post(api, content):
     headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "message/rfc822"}
     return requests.post(f"{api.address}/api/v1/bounces", data=content, headers=headers, timeout=60)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bounce_over_http_disables_the_address_once(api: Client, sent: UUID) -> None:
+def test_bounce_over_http_disables_the_address_once(api, sent):
     assert post(api, bounce(sent, address="eve@example.com")).json()["accepted"] == 1
     assert not DisabledTarget.objects.exists()  # not the customer's address
     DeliveryReceipt.objects.all().delete()
@@ -127,8 +122,8 @@ def test_bounce_over_http_disables_the_address_once(api: Client, sent: UUID) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent: UUID, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(content: bytes) -> str:
+def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent, monkeypatch):
+    def read(content):
         """Without a process of its own, which takes seconds to start."""
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))
         call_command("receive_bounce", stdout=(said := StringIO()))
@@ -144,5 +139,5 @@ def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent: UUID, monke
     assert ended.value.code == os.EX_TEMPFAIL
 
 
-def refuse(*_: Any) -> None:
+def refuse(*_):
     raise OperationalError("PostgreSQL is away")

@@ -1,15 +1,10 @@
 """Callbacks of vendors over HTTP: genuine ones are recorded, all others are refused without a reason."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha1
-from typing import Any
-from uuid import UUID
 
 import pytest
 import requests
@@ -23,9 +18,9 @@ from scheduling.channels.vendors.wechat import OfficialAccount, WeComApp, parse_
 from scheduling.delivery.routing import store_vendor_ids
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, DisabledTarget, Event, Touch
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 TOKEN, KEY, SMS_TOKEN = "QDG6eK", "jWmYm7qr5nMoAUwZRjGtBxmz3KA1tkAj3ykkR6q2B2C", "a1b2c3d4e5f6a7b8"
@@ -68,14 +63,14 @@ OFFICIAL_SEALED = (
 )
 
 
-def at(seconds: str) -> datetime:
+def at(seconds):
     return datetime.fromtimestamp(int(seconds), UTC)
 
 
 # --- examples of the vendors ------------------------------------------------------------------------------------------
 
 
-def test_published_examples_are_read() -> None:
+def test_published_examples_are_read():
     """A verification, a message to a corporation, and one to an official account."""
     wecom = WeComApp(WECOM, SPAN)
     assert wecom.answer_callback(CallbackRequest(ECHO, None, "", at(ECHO["timestamp"]))).text == "1616140317555161061"
@@ -102,13 +97,13 @@ def test_published_examples_are_read() -> None:
         *(({"timestamp": each}, 0) for each in ("", "-1", "1e9", "99999999999", "999999999999", "９")),
     ],
 )
-def test_callback_of_another_time_is_refused(given: dict[str, str], minutes: int) -> None:
+def test_callback_of_another_time_is_refused(given, minutes):
     request = CallbackRequest(ECHO | given, None, "", at(ECHO["timestamp"]) + timedelta(minutes=minutes))
     with pytest.raises(CallbackRefused):
         WeComApp(WECOM, SPAN).answer_callback(request)
 
 
-def test_message_for_another_corporation_is_refused() -> None:
+def test_message_for_another_corporation_is_refused():
     channel = WeComApp(WECOM | {"corp_id": "ww-other"}, SPAN)
     with pytest.raises(CallbackRefused):
         channel.answer_callback(CallbackRequest(ECHO, None, "", at(ECHO["timestamp"])))
@@ -125,13 +120,13 @@ def test_message_for_another_corporation_is_refused() -> None:
         (TencentSms, {"callback_token": "a/b/c/d/e/f/g/h/i"}, "callback_token"),
     ],
 )
-def test_settings_that_cannot_protect_a_callback_are_refused(kind: Any, settings: dict[str, str], field: str) -> None:
-    usual: dict[Any, dict[str, Any]] = {WeComApp: WECOM, AliyunSms: ALIYUN, TencentSms: TENCENT}
+def test_settings_that_cannot_protect_a_callback_are_refused(kind, settings, field):
+    usual = {WeComApp: WECOM, AliyunSms: ALIYUN, TencentSms: TENCENT}
     with pytest.raises(ValueError, match=f"^{field}: "):
         kind(usual[kind] | settings, SPAN)
 
 
-def test_document_type_is_refused() -> None:
+def test_document_type_is_refused():
     bomb = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]><xml>&a;</xml>'
     for content in (bomb.encode(), bomb.encode("utf-16"), b"<xml>", b"\xff", b""):
         with pytest.raises(ValueError):
@@ -141,7 +136,7 @@ def test_document_type_is_refused() -> None:
 # --- over HTTP --------------------------------------------------------------------------------------------------------
 
 
-def seal(xml: str, receiver: str = CORP, key: str = KEY) -> tuple[dict[str, str], bytes]:
+def seal(xml, receiver=CORP, key=KEY):
     """Return the query and the body of a genuine encrypted callback."""
     content = xml.encode()
     plain = secrets.token_bytes(16) + len(content).to_bytes(4, "big") + content + receiver.encode()
@@ -155,31 +150,28 @@ def seal(xml: str, receiver: str = CORP, key: str = KEY) -> tuple[dict[str, str]
     return query, f"<xml><Encrypt>{sealed}</Encrypt></xml>".encode()
 
 
-def sign_plain(**more: str) -> dict[str, str]:
+def sign_plain(**more):
     timestamp = str(int(datetime.now(UTC).timestamp()))
     signature = sha1("".join(sorted([TOKEN, timestamp, "7"])).encode()).hexdigest()
     return {"signature": signature, "timestamp": timestamp, "nonce": "7", **more}
 
 
-def spoken(address: str = "zhang", message_id: str = "m1", kind: str = "text", **more: str) -> str:
+def spoken(address="zhang", message_id="m1", kind="text", **more):
     fields = {"FromUserName": address, "CreateTime": str(int(datetime.now(UTC).timestamp())), "MsgType": kind}
     fields |= {"MsgId": message_id} | more
     return "<xml>" + "".join(f"<{name}>{text}</{name}>" for name, text in fields.items()) + "</xml>"
 
 
-def call(api: Client, path: str, body: bytes | None = None, query: dict[str, str] | None = None) -> requests.Response:
+def call(api, path, body=None, query=None):
     method = "GET" if body is None else "POST"
     return requests.request(method, f"{api.address}/hooks/{path}", data=body, params=query, timeout=60)
 
 
-Sent = Callable[[str, dict[str, Any], dict[str, str]], UUID]
-
-
 @pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> Sent:
+def sent(matrix, api):
     """Return a function that delivers a message and then gives its node a channel of this kind."""
 
-    def sent(kind: str, config: dict[str, Any], addresses: dict[str, str]) -> UUID:
+    def sent(kind, config, addresses):
         node = matrix.node()
         api("PUT", "/customers/ann", {"addresses": addresses})
         api.event(cloud_event())
@@ -193,7 +185,7 @@ def sent(matrix: MatrixBuilder, api: Client) -> Sent:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_reply_opens_a_conversation_once(api: Client, sent: Sent) -> None:
+def test_reply_opens_a_conversation_once(api, sent):
     key = sent("wecom_app", WECOM, {"wecom_app": "zhang"})
     query, body = seal(spoken())
 
@@ -210,7 +202,7 @@ def test_reply_opens_a_conversation_once(api: Client, sent: Sent) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_message_reaches_all_customers_with_the_address(api: Client, sent: Sent) -> None:
+def test_message_reaches_all_customers_with_the_address(api, sent):
     sent("wecom_app", WECOM, {"wecom_app": "zhang"})
     users = [f"{'x' * 199}{letter}" for letter in "ab"]
     for user_id in users:
@@ -225,7 +217,7 @@ def test_message_reaches_all_customers_with_the_address(api: Client, sent: Sent)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_template_message_receipt_is_recorded(api: Client, sent: Sent) -> None:
+def test_template_message_receipt_is_recorded(api, sent):
     sent("wechat_official", OFFICIAL, {"wechat_official": "openid"})
     event = spoken("openid", kind="event", Event="TEMPLATESENDJOBFINISH", MsgID="v1", Status="failed:user block")
     assert call(api, "wechat_official/", event.encode(), sign_plain()).text == "success"
@@ -238,7 +230,7 @@ def test_template_message_receipt_is_recorded(api: Client, sent: Sent) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_receipt_before_the_id_is_stored_is_asked_again(api: Client, sent: Sent) -> None:
+def test_receipt_before_the_id_is_stored_is_asked_again(api, sent):
     key = sent("wechat_official", OFFICIAL, {"wechat_official": "openid"})
     event = spoken("openid", kind="event", Event="TEMPLATESENDJOBFINISH", MsgID="v2", Status="success").encode()
     assert call(api, "wechat_official/", event, sign_plain()).status_code == 503
@@ -250,7 +242,7 @@ def test_receipt_before_the_id_is_stored_is_asked_again(api: Client, sent: Sent)
         assert call(api, "wechat_official/", old.encode(), sign_plain()).status_code == 200
 
 
-def test_time_that_cannot_be_is_none() -> None:
+def test_time_that_cannot_be_is_none():
     """PostgreSQL stores some that cannot be read again: the page of the touch would fail for ever."""
     now = datetime.now(UTC)
     for text in ("0001-01-01 00:00:00", "1970-01-01 08:00:00", "9999-12-31 23:59:59", "2026-02-30 00:00:00", ""):
@@ -265,7 +257,7 @@ def test_time_that_cannot_be_is_none() -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["sms_aliyun", "sms_tencent"])
 @pytest.mark.parametrize("delivered", [True, False])
-def test_sms_reports_are_recorded(api: Client, sent: Sent, kind: str, delivered: bool) -> None:
+def test_sms_reports_are_recorded(api, sent, kind, delivered):
     key = sent(kind, ALIYUN if kind == "sms_aliyun" else TENCENT, {"phone": "13800138000"})
     aliyun = {
         "phone_number": "13800138000", "send_time": "2017-01-01 00:00:00", "report_time": "2017-01-01 00:00:00",
@@ -290,7 +282,7 @@ def test_sms_reports_are_recorded(api: Client, sent: Sent, kind: str, delivered:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_wrong_proof_gets_403_without_a_reason(api: Client, sent: Sent) -> None:
+def test_wrong_proof_gets_403_without_a_reason(api, sent):
     sent("wecom_app", WECOM, {"wecom_app": "zhang"})
     ChannelConfig.objects.create(key="sms", kind="sms_aliyun", config=ALIYUN)
     ChannelConfig.objects.create(key="bare", kind="sms_aliyun", config=ALIYUN | {"callback_token": ""})
@@ -319,7 +311,7 @@ def test_wrong_proof_gets_403_without_a_reason(api: Client, sent: Sent) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rubbish_bodies_are_refused_and_change_nothing(api: Client, sent: Sent) -> None:
+def test_rubbish_bodies_are_refused_and_change_nothing(api, sent):
     sent("wecom_app", WECOM, {"wecom_app": "zhang"})
     ChannelConfig.objects.create(key="sms", kind="sms_aliyun", config=ALIYUN)
     genuine, body = seal(spoken())
@@ -341,7 +333,7 @@ def test_rubbish_bodies_are_refused_and_change_nothing(api: Client, sent: Sent) 
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_sealed_text_opens_only_unchanged() -> None:
+def test_sealed_text_opens_only_unchanged():
     query, body = seal(spoken())
     sealed = body[len("<xml><Encrypt>") : -len("</Encrypt></xml>")].decode()
     channel, now = WeComApp(WECOM, SPAN), datetime.now(UTC)

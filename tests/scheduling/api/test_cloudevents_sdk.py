@@ -1,9 +1,6 @@
 """What the official CloudEvents SDK sends by default is accepted in each of its encodings."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 
 import pytest
 import requests
@@ -11,31 +8,30 @@ from cloudevents.v1.conversion import to_binary, to_dict, to_structured
 from cloudevents.v1.http import CloudEvent
 
 from scheduling.models import Event
-from tests.scheduling.api.serving import Client
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DATA = {"chat_id": "c1", "title": "资料"}
 
 
-def event(**changes: str) -> CloudEvent:
+def event(**changes):
     usual = {"type": "material.downloaded", "source": "/shop", "subject": "ann"}
     return CloudEvent(usual | changes, DATA)
 
 
-def batch(*events: CloudEvent) -> tuple[Mapping[str, str], bytes]:
+def batch(*events):
     """The SDK writes single events only, so the array is made of what it writes."""
     items = [json.loads(to_structured(each)[1]) for each in events]
     return {"content-type": "application/cloudevents-batch+json"}, json.dumps(items).encode()
 
 
-def post(api: Client, encoded: tuple[Mapping[str, str], bytes]) -> requests.Response:
+def post(api, encoded):
     headers, body = encoded
     headers = {"Authorization": f"Bearer {api.key}", **headers}
     return requests.post(f"{api.address}/api/v1/events", data=body, headers=headers, timeout=WAIT_LIMIT)
 
 
-def test_sdk_event_in_each_encoding_is_stored(api: Client) -> None:
+def test_sdk_event_in_each_encoding_is_stored(api):
     for encode in (to_structured, to_binary, batch):
         sent = event()
         answer = post(api, encode(sent))

@@ -1,15 +1,10 @@
 """Clients read the configuration, publish documents, and refuse to overwrite what others published."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
-import requests
 from django.db import connection
 
 from scheduling import sql
@@ -20,9 +15,9 @@ from scheduling.configuration.file.sections import sections
 from scheduling.models import AuditEntry, Node, Template
 from scheduling.planning import rescheduling
 from scheduling.strict_text import write_yaml
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.config_file.conftest import BASE_CONFIG
-from tests.support.second_connection import SecondConnection
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,9 +25,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 YAML = {"Content-Type": "application/yaml"}
 
 
-def publish(
-    api: Client, body: Any, match: str = "*", *, reason: str = "new season", **params: Any
-) -> requests.Response:
+def publish(api, body, match="*", *, reason="new season", **params):
     """PUT a text as YAML, anything else as JSON."""
     headers = {"If-Match": match} if match else {}
     params |= {"reason": reason} if reason else {}
@@ -41,12 +34,12 @@ def publish(
     return api("PUT", "/config", body, params=params, headers=headers)
 
 
-def fields_of(answer: requests.Response) -> dict[str, str]:
+def fields_of(answer):
     assert answer.status_code == 422, answer.text
     return {each["field"]: each["message"] for each in answer.json()["errors"]}
 
 
-def test_read_document_published_unchanged_changes_nothing(api: Client) -> None:
+def test_read_document_published_unchanged_changes_nothing(api):
     publish(
         api,
         BASE_CONFIG + f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {SECRET}, events: [job.ended]}}]",
@@ -65,7 +58,7 @@ def test_read_document_published_unchanged_changes_nothing(api: Client) -> None:
     assert api("GET", "/config", headers={"Accept": "image/png"}).status_code == 406
 
 
-def test_publication_stores_author_and_reason(api: Client) -> None:
+def test_publication_stores_author_and_reason(api):
     answer = publish(api, BASE_CONFIG)
     assert answer.status_code == 200, answer.text
     assert answer.json() | {"version": "", "notes": []} == {
@@ -83,7 +76,7 @@ def test_publication_stores_author_and_reason(api: Client) -> None:
     assert history.history_change_reason == "api:shop: new season"
 
 
-def test_publication_without_reason_or_version_is_refused(api: Client) -> None:
+def test_publication_without_reason_or_version_is_refused(api):
     assert fields_of(publish(api, BASE_CONFIG, reason="")).keys() == {"reason"}
     assert fields_of(publish(api, BASE_CONFIG, reason="x" * 501)).keys() == {"reason"}
     missing = publish(api, BASE_CONFIG, match="")
@@ -93,7 +86,7 @@ def test_publication_without_reason_or_version_is_refused(api: Client) -> None:
     assert not Node.objects.exists()
 
 
-def test_error_names_each_wrong_field(api: Client) -> None:
+def test_error_names_each_wrong_field(api):
     wrong = BASE_CONFIG.replace("delay: 15m, template: guide", "delay: soon, template: other, at: [1]")
     assert fields_of(publish(api, wrong)).keys() == {"nodes.0.delay", "nodes.0.template", "nodes.0.at"}
     assert fields_of(publish(api, wrong + "colours: []")).keys() == {"colours"}
@@ -117,7 +110,7 @@ def test_error_names_each_wrong_field(api: Client) -> None:
         (b"# " + b"x" * 1_048_576, "application/yaml", 413, "1048576"),
     ],
 )
-def test_unreadable_document_is_refused(api: Client, body: bytes, kind: str, status: int, words: str) -> None:
+def test_unreadable_document_is_refused(api, body, kind, status, words):
     headers = {"Content-Type": kind, "If-Match": "*"}
     answer = api("PUT", "/config", data=body, params={"reason": "r"}, headers=headers)
     assert answer.status_code == status, answer.text
@@ -125,7 +118,7 @@ def test_unreadable_document_is_refused(api: Client, body: bytes, kind: str, sta
     assert not AuditEntry.objects.filter(action="published").exists()
 
 
-def test_dry_run_returns_difference_and_impact_and_stores_nothing(api: Client) -> None:
+def test_dry_run_returns_difference_and_impact_and_stores_nothing(api):
     publish(api, BASE_CONFIG)
     assert api.event(cloud_event()).status_code == 202
     before = compute_version()
@@ -151,12 +144,12 @@ def test_dry_run_returns_difference_and_impact_and_stores_nothing(api: Client) -
 
 
 @pytest.mark.parametrize("slow", ["rules", "one statement"])
-def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+def test_impact_has_one_time_limit(api, monkeypatch, slow):
     document = {"harassment_rules": [{"kind": "cap", "limit": place + 1, "window": "24h"} for place in range(50)]}
     planned = plan_changes(document)
     pause = 0.1 if slow == "rules" else 30
 
-    def count_slowly(*_: Any) -> int:
+    def count_slowly(*_):
         return len(sql.rows("SELECT pg_sleep(%(pause)s)", {"pause": pause}))
 
     monkeypatch.setattr(config, "TIME_LIMIT", timedelta(seconds=1))
@@ -166,7 +159,7 @@ def test_impact_has_one_time_limit(api: Client, monkeypatch: pytest.MonkeyPatch,
     assert config._measure_impact(planned) == {"nodes": [], "rules": []}
 
 
-def test_repeated_publication_goes_on_moving(api: Client) -> None:
+def test_repeated_publication_goes_on_moving(api):
     publish(api, BASE_CONFIG)
     api.event(cloud_event())
     read = api.get("/config").headers["etag"]
@@ -183,7 +176,7 @@ def test_repeated_publication_goes_on_moving(api: Client) -> None:
     assert AuditEntry.objects.filter(action="published").count() == 2
 
 
-def test_version_follows_each_edit_of_an_operator_and_secrets(api: Client) -> None:
+def test_version_follows_each_edit_of_an_operator_and_secrets(api):
     publish(
         api,
         BASE_CONFIG + f"webhooks: [{{key: crm, url: 'https://example.com/', secret: {SECRET}, events: [job.ended]}}]",
@@ -202,9 +195,7 @@ def test_version_follows_each_edit_of_an_operator_and_secrets(api: Client) -> No
     assert compute_version() == api.get("/config").headers["etag"].strip('"')
 
 
-def test_version_of_a_publication_leaves_out_edits_of_other_sections(
-    api: Client, second_connection: SecondConnection
-) -> None:
+def test_version_of_a_publication_leaves_out_edits_of_other_sections(api, second_connection):
     """A client that continued with it took back an edit that it had never read."""
     publish(api, BASE_CONFIG)
     read, edit = compute_version(), partial(Node.objects.update, delay=timedelta(minutes=5))
@@ -214,19 +205,17 @@ def test_version_of_a_publication_leaves_out_edits_of_other_sections(
     assert version == read != compute_version()
 
 
-def test_export_is_of_one_moment(
-    api: Client, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_is_of_one_moment(api, second_connection, monkeypatch):
     """Otherwise a node refers to a template that the file does not have, or the file retires it."""
     publish(api, BASE_CONFIG)
 
-    def export_before_an_edit(*args: Any, **options: Any) -> Any:
+    def export_before_an_edit(*args, **options):
         exported = export(*args, **options)
         if not Template.objects.filter(key="other").exists():
             second_connection(add_template_to_node)
         return exported
 
-    def add_template_to_node() -> None:
+    def add_template_to_node():
         Node.objects.update(template=Template.objects.create(key="other", content_type="guide"))
 
     templates = sections()["templates"]
@@ -246,7 +235,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("scope", SHARED)
-def test_change_of_section_needs_its_scope_too(api: Client, key_for: Callable[..., Client], scope: str) -> None:
+def test_change_of_section_needs_its_scope_too(api, key_for, scope):
     others = {"config.read", "config.write", *SHARED} - {scope}
     if scope != "rpa.configure":
         assert publish(api, SHARED["rpa.configure"]).status_code == 200
@@ -261,7 +250,7 @@ def test_change_of_section_needs_its_scope_too(api: Client, key_for: Callable[..
     assert publish(writer, unchanged | {"stages": [{"key": "presale", "name": "先"}]}).status_code == 200
 
 
-def test_two_clients_with_one_version_publish_once(api: Client) -> None:
+def test_two_clients_with_one_version_publish_once(api):
     """In the same section, and in different ones."""
     publish(api, BASE_CONFIG)
     for place in range(6):
@@ -275,7 +264,7 @@ def test_two_clients_with_one_version_publish_once(api: Client) -> None:
     assert AuditEntry.objects.filter(action="published").count() == 7
 
 
-def test_unreadable_secret_is_a_conflict(api: Client) -> None:
+def test_unreadable_secret_is_a_conflict(api):
     publish(api, BASE_CONFIG)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_channelconfig SET config = 'of another key'")

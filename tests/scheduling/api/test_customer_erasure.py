@@ -1,16 +1,11 @@
 """Erasure of a customer: no personal data stays in any table, and the history stays."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from urllib.parse import quote
 
 import pytest
-import redis
 from django.apps import apps
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
@@ -34,7 +29,6 @@ from scheduling.customers.erasure import (
 )
 from scheduling.delivery.routing import store_disabled_targets
 from scheduling.ids import new_id
-from scheduling.ledger.anonymization import Identity
 from scheduling.ledger.failures import record_unreadable_message
 from scheduling.models import (
     BulkAction,
@@ -66,7 +60,7 @@ from sessions.store import client
 from sessions.store.inbox import START, Post
 from sessions.store.sessions import SESSION_LIFETIME, ClaimedSilence, live_store
 from sessions.store.stats import session_snapshot
-from tests.scheduling.api.serving import Client, cloud_event
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.second_connection import act_behind_locks
 from tests.support.waiting import WAIT_LIMIT
@@ -75,7 +69,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 SECRETS = ("ann-7731", "安妮亚", "ann7731", "紫金路", "%E5%AE%89%E5%A6%AE%E4%BA%9A")
 
 
-def find_secrets() -> set[str]:
+def find_secrets():
     """Return the tables whose text has one of the secrets."""
     found = set()
     with connection.cursor() as cursor:
@@ -88,7 +82,7 @@ def find_secrets() -> set[str]:
 
 
 @pytest.fixture
-def chatting(api: Client, valkey: redis.Redis) -> Client:
+def chatting(api, valkey):
     """A customer with a name and a chat."""
     api("PUT", "/customers/ann-7731", {"name": "安妮亚"})
     live_store().note_activity([Frame("s-1", "ann-7731", chat_id="c")])
@@ -97,7 +91,7 @@ def chatting(api: Client, valkey: redis.Redis) -> Client:
 
 
 @pytest.fixture
-def ann(chatting: Client, matrix: Any) -> Client:
+def ann(chatting, matrix):
     """A customer with everything that can be stored."""
     HarassmentRule.objects.create(kind="cap", scope="community", limit=9, window=timedelta(hours=1))
     matrix.node("sent", template=matrix.template("sent", body="{{ user.name }} {{ event.data.street }}"))
@@ -116,12 +110,12 @@ def ann(chatting: Client, matrix: Any) -> Client:
     return chatting
 
 
-def erase(client: Client) -> None:
+def erase(client):
     assert client("DELETE", "/customers/ann-7731").status_code == 202
     continue_erasures()
 
 
-def leave_copies() -> None:
+def leave_copies():
     """Store what names the customer outside its own rows: jobs, schedules, messages and texts of operators."""
     store_job("failed", {"customers": [{"id": "ann-7731"}]})
     store_job("succeeded", {"to": ["ann7731@example.com"]})
@@ -146,7 +140,7 @@ def leave_copies() -> None:
         )  # fmt: skip
 
 
-def store_job(state: str, payload: dict[str, Any]) -> None:
+def store_job(state, payload):
     platform, _ = Platform.objects.get_or_create(key="pdd")
     shop, _ = Shop.objects.get_or_create(platform=platform, shop_id="s1")
     flow, _ = Flow.objects.get_or_create(platform=platform, task_type="refund", command=["true"])
@@ -160,21 +154,21 @@ def store_job(state: str, payload: dict[str, Any]) -> None:
         record_failed_job(job.pk)
 
 
-def log_change(user: User, model: Any, name: str, message: str, key: str | None = None) -> None:
+def log_change(user, model, name, message, key=None):
     kind = ContentType.objects.get_for_model(model)
     LogEntry.objects.create(
         user=user, content_type=kind, object_id=key, object_repr=name, action_flag=CHANGE, change_message=message
     )
 
 
-def test_erased_customer_leaves_no_personal_data_and_an_anonymous_history(ann: Client) -> None:
+def test_erased_customer_leaves_no_personal_data_and_an_anonymous_history(ann):
     """Also nothing in comments on a task of another customer, reasons of pauses and versions, and names of files."""
     stored = {"scheduling_event", "scheduling_touch", "scheduling_failedtask", "scheduling_customer"}
     assert {*stored, "scheduling_community"} <= find_secrets()
     other = FailedTask.objects.create(origin="message", failure="failed", reason="x", payload={"user_id": "bob"})
     FailedTaskComment.objects.create(failed_task=other, author_name="ops", text="as ann-7731")
     Pause.objects.create(scope="node:sent", reason="ann-7731 complained")
-    edited: list[Any] = [Node.objects.get(key="late")]
+    edited = [Node.objects.get(key="late")]
     edited.append(SilencePolicy.objects.create(key="p", threshold=timedelta(minutes=1)))
     for each in edited:
         each._change_reason = "asked by ann-7731"
@@ -201,7 +195,7 @@ def test_erased_customer_leaves_no_personal_data_and_an_anonymous_history(ann: C
     assert Event.objects.get().user_id == Customer.objects.get().user_id
 
 
-def test_erasure_keeps_what_names_other_customers(chatting: Client) -> None:
+def test_erasure_keeps_what_names_other_customers(chatting):
     log_change(User.objects.create_user("ops"), Customer, "export", "CSV Exported 3 rows. q=ann-77312")
     store_job("succeeded", {"user_id": "ann-7731-2", "note": "as ann-7731"})
     Job.objects.update(dedupe_key="", result=None)
@@ -253,7 +247,7 @@ OTHERWISE_ERASED = {
 }  # fmt: skip
 
 
-def test_each_column_of_free_text_is_erased_or_has_a_reason() -> None:
+def test_each_column_of_free_text_is_erased_or_has_a_reason():
     found = {
         f"{model._meta.db_table}.{field.column}"
         for model in apps.get_models()
@@ -267,7 +261,7 @@ def test_each_column_of_free_text_is_erased_or_has_a_reason() -> None:
     assert found == erased | reasoned
 
 
-def test_erasure_enables_former_addresses(chatting: Client, matrix: Any) -> None:
+def test_erasure_enables_former_addresses(chatting, matrix):
     for address in ("ann7731@example.com", "new7731@example.com"):
         chatting("PUT", "/customers/ann-7731", {"addresses": {"email": address}})
     store_disabled_targets([(matrix.channel.pk, digest_address("ann7731@example.com"), "", "gone")])
@@ -275,7 +269,7 @@ def test_erasure_enables_former_addresses(chatting: Client, matrix: Any) -> None
     assert not DisabledTarget.objects.exists()
 
 
-def test_session_outside_the_conversation_window_is_exported_and_deleted(chatting: Client, settings: Any) -> None:
+def test_session_outside_the_conversation_window_is_exported_and_deleted(chatting, settings):
     """Its timer still runs. A guide message would be sent to the erased customer."""
     settings.AFTERTOUCH_CONVERSATION_WINDOW = timedelta(milliseconds=1)
     live_store().note_activity([Frame("s-1", "ann-7731", chat_id="c")])
@@ -291,7 +285,7 @@ def test_session_outside_the_conversation_window_is_exported_and_deleted(chattin
     assert sum(each.armed for each in live_store().shards()) == 0
 
 
-def test_erasure_clears_activity_in_each_shard(chatting: Client) -> None:
+def test_erasure_clears_activity_in_each_shard(chatting):
     """Activity lies in the shard of its session. The watcher would store the customer again."""
     live_store().note_activity([Frame(f"s-{number}", "ann-7731") for number in range(2, 40)])
     assert len(live_store().active_users(100)) > 1
@@ -299,7 +293,7 @@ def test_erasure_clears_activity_in_each_shard(chatting: Client) -> None:
     assert live_store().active_users(100) == {}
 
 
-def test_activity_before_the_request_creates_no_customer(chatting: Client) -> None:
+def test_activity_before_the_request_creates_no_customer(chatting):
     """The watcher stores it later than the request of the erasure."""
     chatting("DELETE", "/customers/ann-7731")
     store_activity(live_store())
@@ -310,9 +304,7 @@ def test_activity_before_the_request_creates_no_customer(chatting: Client) -> No
     assert Customer.objects.get(user_id="ann-7731").last_active_at
 
 
-def test_activity_that_waits_for_the_request_creates_no_customer(
-    chatting: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activity_that_waits_for_the_request_creates_no_customer(chatting, monkeypatch):
     """Its insert waits for the old row, whose user id the request changes."""
     monkeypatch.setattr(sql, "brief_lock_waits", transaction.atomic)
     seen = {"ann-7731": sql.now()}
@@ -321,7 +313,7 @@ def test_activity_that_waits_for_the_request_creates_no_customer(
     assert not Customer.objects.filter(user_id="ann-7731").exists()
 
 
-def test_customer_with_an_id_that_is_refused_today_can_be_exported_and_erased(api: Client) -> None:
+def test_customer_with_an_id_that_is_refused_today_can_be_exported_and_erased(api):
     for user_id in ("ann\u0085", "ann\ufffe"):
         Customer.objects.create(user_id=user_id)
         path = f"/customers/{quote(user_id)}"
@@ -331,13 +323,13 @@ def test_customer_with_an_id_that_is_refused_today_can_be_exported_and_erased(ap
         assert not Customer.objects.filter(user_id=user_id).exists()
 
 
-def test_reply_that_waits_for_the_request_creates_no_customer(ann: Client, settings: Any) -> None:
+def test_reply_that_waits_for_the_request_creates_no_customer(ann, settings):
     """A receipt and a vendor's callback read the customer before the request of the erasure commits."""
     ann("PUT", "/customers/ann-7731", {"addresses": {"wecom_app": "zhang"}})
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=WAIT_LIMIT)
     row = ChannelConfig.objects.create(key="wecom_app", kind="wecom_app")
     channel = snapshot.current().channels[row.pk]
-    reply = Report("replied", delivery_key=Touch.objects.filter(state="delivered").first().pk)  # type: ignore[union-attr]
+    reply = Report("replied", delivery_key=Touch.objects.filter(state="delivered").first().pk)
     message = CallbackResult(messages=[CustomerMessage("zhang", "m1", sql.now())])
     act_behind_locks(
         lambda: request_erasure("ann-7731", actor="ops"),
@@ -348,7 +340,7 @@ def test_reply_that_waits_for_the_request_creates_no_customer(ann: Client, setti
     assert not Event.objects.filter(type="conversation.started").exists()
 
 
-def test_silence_from_before_the_request_becomes_no_event(chatting: Client) -> None:
+def test_silence_from_before_the_request_becomes_no_event(chatting):
     """The event would create the customer again, with a guide message."""
     chatting("DELETE", "/customers/ann-7731")
     at = round(sql.now().timestamp() * 1000)
@@ -364,7 +356,7 @@ def test_silence_from_before_the_request_becomes_no_event(chatting: Client) -> N
     assert Event.objects.filter(type=SILENT, user_id="ann-7731").count() == 1
 
 
-def test_session_that_another_user_has_now_is_neither_exported_nor_erased(chatting: Client) -> None:
+def test_session_that_another_user_has_now_is_neither_exported_nor_erased(chatting):
     live_store().close("s-1", "ann-7731")
     live_store().note_activity([Frame("s-1", "bob")])
     live_store().put_messages([Post("s-1", "m2", "user", "hi", user_id="bob")])
@@ -376,7 +368,7 @@ def test_session_that_another_user_has_now_is_neither_exported_nor_erased(chatti
     assert [(each.owner, "hi" in each.body) for each in live_store().messages_since("s-1", START)] == [("bob", True)]
 
 
-def test_earlier_session_ends_with_its_lifetime(chatting: Client) -> None:
+def test_earlier_session_ends_with_its_lifetime(chatting):
     """The documentation states this limit."""
     live_store().note_activity([Frame("s-2", "ann-7731", chat_id="c")])
     erase(chatting)
@@ -389,18 +381,16 @@ def test_earlier_session_ends_with_its_lifetime(chatting: Client) -> None:
 @pytest.mark.parametrize(
     "error", [OperationalError("canceling statement due to statement timeout"), ErasureDelayed("a job runs")]
 )
-def test_failing_eraser_delays_no_other_customer_and_a_delayed_one_no_other_eraser(
-    chatting: Client, integrate: Callable[..., None], error: Exception
-) -> None:
+def test_failing_eraser_delays_no_other_customer_and_a_delayed_one_no_other_eraser(chatting, integrate, error):
     """A job in a paused shop kept the customer's live chat until the shop was resumed."""
-    erased: list[str] = []
+    erased = []
 
-    def fail_for_ann(who: Identity) -> int:
+    def fail_for_ann(who):
         if who.user_id == "ann-7731":
             raise error
         return 0
 
-    def note(who: Identity) -> int:
+    def note(who):
         erased.append(who.user_id)
         return 1
 
@@ -413,7 +403,7 @@ def test_failing_eraser_delays_no_other_customer_and_a_delayed_one_no_other_eras
     assert erased == (["ann-7731", "bob"] if isinstance(error, ErasureDelayed) else ["bob"])
 
 
-def test_erasure_is_idempotent(chatting: Client) -> None:
+def test_erasure_is_idempotent(chatting):
     first = chatting("DELETE", "/customers/ann-7731").json()
     assert chatting("DELETE", "/customers/ann-7731").json() == first
     continue_erasures()
@@ -422,7 +412,7 @@ def test_erasure_is_idempotent(chatting: Client) -> None:
     assert chatting("DELETE", "/customers/never-seen").status_code == 404
 
 
-def test_event_after_the_erasure_creates_a_new_customer(chatting: Client) -> None:
+def test_event_after_the_erasure_creates_a_new_customer(chatting):
     chatting("DELETE", "/customers/ann-7731")
     chatting.event(cloud_event(id="later", subject="ann-7731"))
     continue_erasures()
@@ -430,10 +420,10 @@ def test_event_after_the_erasure_creates_a_new_customer(chatting: Client) -> Non
     assert Event.objects.filter(user_id="ann-7731").count() == 1
     second = chatting("DELETE", "/customers/ann-7731").json()["erasure_id"]
     assert CustomerErasure.objects.count() == 2
-    assert second == str(CustomerErasure.objects.first().pk)  # type: ignore[union-attr]
+    assert second == str(CustomerErasure.objects.first().pk)
 
 
-def test_export_has_all_data_of_the_customer(ann: Client) -> None:
+def test_export_has_all_data_of_the_customer(ann):
     told = ann.get("/customers/ann-7731/export").json()
     assert told["customer"]["attributes"] == {"street": "紫金路"}
     assert [each["event_id"] for each in told["events"]] == ["order-ann-7731"]
@@ -457,7 +447,7 @@ def test_export_has_all_data_of_the_customer(ann: Client) -> None:
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_export_finds_messages_of_webhooks_by_their_indexes(transactional_db: None) -> None:
+def test_export_finds_messages_of_webhooks_by_their_indexes(transactional_db):
     Customer.objects.create(user_id="user-7")
     hook = WebhookSubscription.objects.create(key="crm", config={}, events=["touch.ended"])
     write_messages(
@@ -465,9 +455,9 @@ def test_export_finds_messages_of_webhooks_by_their_indexes(transactional_db: No
         for n in range(20_000)
     )
     WebhookMessage.objects.exclude(data__user_id="user-8").update(state="delivered")
-    asked: list[tuple[str, Any]] = []
+    asked = []
 
-    def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+    def note(execute, statement, parameters, many, context):
         if "scheduling_webhookmessage" in statement:
             asked.append((statement, parameters))
         return execute(statement, parameters, many, context)
@@ -485,12 +475,10 @@ def test_export_finds_messages_of_webhooks_by_their_indexes(transactional_db: No
     assert "Seq Scan on scheduling_webhookmessage" not in "\n".join(plans), plans
 
 
-def test_export_that_takes_too_long_does_not_ask_for_a_filter(
-    chatting: Client, settings: Any, integrate: Callable[..., None]
-) -> None:
+def test_export_that_takes_too_long_does_not_ask_for_a_filter(chatting, settings, integrate):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, export=0.5)
 
-    def sleep(*_: object) -> Any:
+    def sleep(*_):
         return sql.rows("SELECT pg_sleep(30)", {})
 
     integrate(personal_data=[PersonalData("rpa_jobs", sleep, lambda who: 0)])
@@ -501,8 +489,8 @@ def test_export_that_takes_too_long_does_not_ask_for_a_filter(
     assert answer.json()["detail"] == "The data of this customer takes too long to read. Try again later."
 
 
-def test_export_without_redis_is_incomplete(chatting: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_export_without_redis_is_incomplete(chatting, monkeypatch):
+    def refuse(*_):
         raise client.StoreUnavailable("no answer")
 
     monkeypatch.setattr("sessions.store.sessions.Store.sessions_of", refuse)

@@ -1,13 +1,10 @@
 """Customers that the business reports."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from scheduling.models import Customer, CustomerChange, CustomerProfile
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,7 +20,7 @@ ANN = {
 AGREED = {"given_at": "2026-03-03T12:00:00Z", "source": "shop"}
 
 
-def test_put_customer_creates_and_returns_it(api: Client) -> None:
+def test_put_customer_creates_and_returns_it(api):
     made = api("PUT", "/customers/ann", ANN)
     assert made.status_code == 200
     assert made.json() == ANN | {
@@ -44,7 +41,7 @@ def test_put_customer_creates_and_returns_it(api: Client) -> None:
     assert api.get("/customers/nobody").status_code == 404
 
 
-def test_put_customer_merges_addresses_and_null_removes_one(api: Client) -> None:
+def test_put_customer_merges_addresses_and_null_removes_one(api):
     api("PUT", "/customers/ann", ANN)
     assert api("PUT", "/customers/ann", {"addresses": {"inapp": "x"}}).json()["addresses"] == {
         "email": "ann@example.com", "inapp": "x",
@@ -54,7 +51,7 @@ def test_put_customer_merges_addresses_and_null_removes_one(api: Client) -> None
     assert api("PUT", "/customers/ann", {"addresses": {"email": None, "phone": None}}).json()["addresses"] == {}
 
 
-def test_opt_out_stores_time_and_can_be_reverted(api: Client) -> None:
+def test_opt_out_stores_time_and_can_be_reverted(api):
     first = api("PUT", "/customers/ann", {"opted_out": True}).json()
     assert first["opted_out_at"]
     assert api("PUT", "/customers/ann", {"opted_out": True}).json()["opted_out_at"] == first["opted_out_at"]
@@ -62,7 +59,7 @@ def test_opt_out_stores_time_and_can_be_reverted(api: Client) -> None:
 
 
 @each_row("user_id", ["a/b", "用户", "a b", "%2F", "?", "a.b@c", "//x"])
-def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> None:
+def test_user_id_with_any_characters_has_a_path(api, user_id):
     from urllib.parse import quote
 
     path = f"/customers/{quote(user_id, safe='')}"
@@ -108,13 +105,13 @@ def test_user_id_with_any_characters_has_a_path(api: Client, user_id: str) -> No
         ({"tags": [7]}, "tags.0"),
     ],
 )
-def test_put_customer_errors_name_the_field(api: Client, body: dict[str, Any], field: str) -> None:
+def test_put_customer_errors_name_the_field(api, body, field):
     answer = api("PUT", "/customers/ann", body)
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
     assert not Customer.objects.exists()
 
 
-def test_concurrent_puts_are_merged(api: Client) -> None:
+def test_concurrent_puts_are_merged(api):
     facts = [{"level": "vip"}, {"name": "Ann"}, {"locale": "en"}, {"timezone": "UTC"}]
     answers = run_concurrently(4, lambda number: api("PUT", "/customers/ann", facts[number]))
     assert [answer.status_code for answer in answers] == [200] * 4
@@ -125,7 +122,7 @@ def test_concurrent_puts_are_merged(api: Client) -> None:
 # --- attributes and tags ----------------------------------------------------------------------------------------------
 
 
-def test_put_customer_merges_attributes_and_replaces_tags(api: Client) -> None:
+def test_put_customer_merges_attributes_and_replaces_tags(api):
     given = {"city": "上海", "orders": 3, "paid": 12.5, "member": True, "since": "2026-03-03T20:00:00+08:00"}
     api("PUT", "/customers/ann", {"attributes": given, "tags": ["vip", "new", "vip"]})
     api("PUT", "/customers/ann", {"attributes": {"member": 1}})
@@ -136,7 +133,7 @@ def test_put_customer_merges_attributes_and_replaces_tags(api: Client) -> None:
     assert api("PUT", "/customers/ann", {"tags": []}).json()["tags"] == []
 
 
-def test_put_customer_changes_are_stored_with_their_author(api: Client) -> None:
+def test_put_customer_changes_are_stored_with_their_author(api):
     api("PUT", "/customers/ann", {"name": "安", "attributes": {"city": "上海"}})
     api("PUT", "/customers/ann", {"name": "安", "attributes": {"city": "杭州"}, "tags": ["vip"]})
     api("PUT", "/customers/ann", {"name": "安", "tags": ["vip"]})
@@ -150,7 +147,7 @@ def test_put_customer_changes_are_stored_with_their_author(api: Client) -> None:
     ]  # fmt: skip
 
 
-def test_post_customers_answers_each_row(api: Client) -> None:
+def test_post_customers_answers_each_row(api):
     api("PUT", "/customers/ann", {"level": "vip"})
     rows = [
         {"user_id": "ann", "level": "vip"}, {"user_id": "bob", "tags": ["a"]}, {"user_id": "eve"},
@@ -176,7 +173,7 @@ def test_post_customers_answers_each_row(api: Client) -> None:
         ({"user_id": "bob", "attributes": {"new": 1}}, "customers.1.attributes"),
     ],
 )
-def test_post_customers_with_an_error_stores_nothing(api: Client, second: Any, field: str) -> None:
+def test_post_customers_with_an_error_stores_nothing(api, second, field):
     api("PUT", "/customers/bob", {"attributes": {f"k{number}": 1 for number in range(50)}})
     answer = api("POST", "/customers", {"customers": [{"user_id": "ann"}, second]})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
@@ -184,18 +181,18 @@ def test_post_customers_with_an_error_stores_nothing(api: Client, second: Any, f
 
 
 @each_row("count", [0, 501])
-def test_post_customers_outside_the_limits_is_refused(api: Client, count: int) -> None:
+def test_post_customers_outside_the_limits_is_refused(api, count):
     answer = api("POST", "/customers", {"customers": [{"user_id": f"u{number}"} for number in range(count)]})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "customers")
 
 
-def test_list_customers_finds_parts_of_names_ids_and_tags(api: Client) -> None:
+def test_list_customers_finds_parts_of_names_ids_and_tags(api):
     names = {"u1": "欧阳小明", "u2": "王小明", "u3": "Ann Lee", "u4": "100% 王", "x5": ""}
     rows = [{"user_id": user_id, "name": name, "tags": ["vip"]} for user_id, name in names.items()]
     api("POST", "/customers", {"customers": rows})
     api("PUT", "/customers/u1", {"tags": []})
 
-    def found(**params: Any) -> list[str]:
+    def found(**params):
         return [each["user_id"] for each in api.get("/customers", **params).json()["items"]]
 
     assert found(q="小明") == ["u2", "u1"]
@@ -212,11 +209,11 @@ def test_list_customers_finds_parts_of_names_ids_and_tags(api: Client) -> None:
     assert rest["next"] is None
 
 
-def test_concurrent_batches_in_opposite_orders_all_succeed(api: Client) -> None:
+def test_concurrent_batches_in_opposite_orders_all_succeed(api):
     users = [f"u{number}" for number in range(60)]
     api("POST", "/customers", {"customers": [{"user_id": user} for user in users[::2]]})
 
-    def put(number: int) -> int:
+    def put(number):
         rows = [{"user_id": user, "attributes": {f"by{number}": number}} for user in users[:: -1 if number % 2 else 1]]
         return api("POST", "/customers", {"customers": rows}).status_code
 
@@ -225,12 +222,12 @@ def test_concurrent_batches_in_opposite_orders_all_succeed(api: Client) -> None:
     assert {tuple(row["attributes"].items()) for row in map(read_customer, users)} == {tuple(wanted.items())}
 
 
-def read_customer(user_id: str) -> dict[str, Any]:
+def read_customer(user_id):
     return {"attributes": dict(sorted(CustomerProfile.objects.get(customer__user_id=user_id).attributes.items()))}
 
 
-def test_put_beside_an_event_that_creates_the_customer_keeps_both(api: Client) -> None:
-    def act(number: int) -> int:
+def test_put_beside_an_event_that_creates_the_customer_keeps_both(api):
+    def act(number):
         user = f"u{number // 2}"
         if number % 2:
             return api("PUT", f"/customers/{user}", {"tags": ["vip"]}).status_code

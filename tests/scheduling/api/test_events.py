@@ -1,7 +1,5 @@
 """`POST /events` as senders use it: every content mode, once only, answered when it is stored."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from datetime import UTC, datetime, timedelta
@@ -12,15 +10,15 @@ import requests
 
 from scheduling.api.events import BATCH, STRUCTURED
 from scheduling.models import Customer, Event, Touch
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.api.serving import Client, cloud_event
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_structured_event_is_stored_with_touches(api: Client, matrix: MatrixBuilder) -> None:
+def test_structured_event_is_stored_with_touches(api, matrix):
     matrix.node(delay=timedelta(minutes=15))
 
     answer = api.event(cloud_event(time="2026-03-01T08:00:00+08:00"))
@@ -39,7 +37,7 @@ def test_structured_event_is_stored_with_touches(api: Client, matrix: MatrixBuil
     assert touch.due_at == event.occurred_at + timedelta(minutes=15)
 
 
-def test_event_trace_precedes_request_trace(api: Client) -> None:
+def test_event_trace_precedes_request_trace(api):
     theirs = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recommendation's example
     other = theirs.replace("4bf9", "0000")
     own = api.raw(json.dumps(cloud_event("own", traceparent=theirs)).encode(), traceparent=other)
@@ -52,7 +50,7 @@ def test_event_trace_precedes_request_trace(api: Client) -> None:
     assert traces == {"own": trace, "request": trace, "none": Event.objects.get(event_id="none").id}
 
 
-def test_binary_event_is_read_from_headers(api: Client) -> None:
+def test_binary_event_is_read_from_headers(api):
     headers = {
         "ce-specversion": "1.0",
         "ce-id": "%E8%AE%A2%E5%8D%95-1",
@@ -73,7 +71,7 @@ def test_binary_event_is_read_from_headers(api: Client) -> None:
     assert Event.objects.get(event_id="bare").data == {}
 
 
-def test_batch_is_answered_in_order(api: Client, matrix: MatrixBuilder) -> None:
+def test_batch_is_answered_in_order(api, matrix):
     matrix.node()
     answer = api.event(cloud_event("e1"), cloud_event("e2", subject="bob"), cloud_event("e1"))
 
@@ -94,7 +92,7 @@ def test_batch_is_answered_in_order(api: Client, matrix: MatrixBuilder) -> None:
         "2026-03-01T16:00:00+08:00",
     ],
 )
-def test_event_time_formats_are_accepted(api: Client, at: str) -> None:
+def test_event_time_formats_are_accepted(api, at):
     assert api.event(cloud_event(at, time=at)).status_code == 202
     assert Event.objects.get(event_id=at).occurred_at.replace(microsecond=0) == datetime(2026, 3, 1, 8, tzinfo=UTC)
 
@@ -103,12 +101,12 @@ def test_event_time_formats_are_accepted(api: Client, at: str) -> None:
     "text",
     ["👩‍👩‍👧‍👦", "שלום مرحبا", "é", "𠮷野家", "ＡＢＣ", "zero\u200bwidth", "字" * 10_000],
 )
-def test_event_text_is_stored_unchanged(api: Client, text: str) -> None:
+def test_event_text_is_stored_unchanged(api, text):
     assert api.event(cloud_event(text[:20], data={"text": text})).status_code == 202
     assert Event.objects.get(event_id=text[:20]).data == {"text": text}
 
 
-def test_unusual_events_are_accepted(api: Client) -> None:
+def test_unusual_events_are_accepted(api):
     """With attributes of extensions, by a clock that is ahead, in any script, as plain JSON, without a length."""
     soon = datetime.now(UTC) + timedelta(minutes=4)
     event = cloud_event(
@@ -123,13 +121,13 @@ def test_unusual_events_are_accepted(api: Client) -> None:
         assert answer.status_code == 202, answer.text
 
 
-def test_json_in_base64_is_stored_as_data(api: Client) -> None:
+def test_json_in_base64_is_stored_as_data(api):
     encoded = b64encode('{"order": {"no": "甲-1"}}'.encode()).decode()
     assert api.event(cloud_event(data=None, data_base64=encoded)).status_code == 202
     assert Event.objects.get().data == {"order": {"no": "甲-1"}}
 
 
-def test_partial_batch_stores_its_valid_events_and_names_the_others(api: Client, matrix: MatrixBuilder) -> None:
+def test_partial_batch_stores_its_valid_events_and_names_the_others(api, matrix):
     matrix.node(trigger="order.paid")
     api.event(cloud_event("known", type="order.paid"))
     batch = [
@@ -154,7 +152,7 @@ def test_partial_batch_stores_its_valid_events_and_names_the_others(api: Client,
     assert (whole.status_code, Event.objects.count()) == (422, 3)
 
 
-def test_partial_request_without_events_is_refused(api: Client) -> None:
+def test_partial_request_without_events_is_refused(api):
     for body, status in (([], 422), ({}, 422), ([cloud_event()] * 501, 413)):
         answer = api("POST", "/events?partial=true", body, headers={"Content-Type": BATCH})
         assert answer.status_code == status
@@ -162,7 +160,7 @@ def test_partial_request_without_events_is_refused(api: Client) -> None:
     assert [each["status"] for each in one.json()["results"]] == ["refused"]
 
 
-def test_validation_handshake_of_a_webhook_is_answered(api: Client) -> None:
+def test_validation_handshake_of_a_webhook_is_answered(api):
     answer = api("OPTIONS", "/events?partial=true", headers={"WebHook-Request-Origin": "eventemitter.example.com"})
     assert (answer.status_code, answer.headers["Allow"]) == (200, "POST")
     assert answer.headers["WebHook-Allowed-Origin"] == "eventemitter.example.com"
@@ -170,13 +168,13 @@ def test_validation_handshake_of_a_webhook_is_answered(api: Client) -> None:
     assert "WebHook-Allowed-Origin" not in api("OPTIONS", "/events").headers
 
 
-def test_concurrent_senders_get_their_own_receipts(api: Client) -> None:
+def test_concurrent_senders_get_their_own_receipts(api):
     answers = run_concurrently(40, lambda number: api.event(cloud_event(f"e{number}", subject=f"user{number % 7}")))
     assert [answer.json()["events"][0]["id"] for answer in answers] == [f"e{number}" for number in range(40)]
     assert Event.objects.count() == 40
 
 
-def test_intake_without_broker_and_redis_is_fast(server_without_redis: str, key: str, matrix: MatrixBuilder) -> None:
+def test_intake_without_broker_and_redis_is_fast(server_without_redis, key, matrix):
     matrix.node(delay=timedelta(0))
     lonely = Client(server_without_redis, key)
     lonely.event(cloud_event("first"))

@@ -1,10 +1,6 @@
 """Acting on failed tasks over the API: as in the back office, with the key as the actor."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -12,18 +8,16 @@ from scheduling.ids import new_id
 from scheduling.ledger import failures
 from scheduling.models import AuditEntry, BulkAction, FailedTask, Touch
 from scheduling.operations import bulk_actions
-from tests.scheduling.api.serving import Client
-from tests.support.matrix import MatrixBuilder
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def fail(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Callable[..., FailedTask]:
+def fail(transactional_db, matrix, record_event):
     matrix.node(delay=timedelta(hours=1))
 
-    def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
+    def fail(state="failed", reason="http_500", **changes):
         (task_id,) = record_event(**changes).task_ids
         Touch.objects.filter(pk=task_id).update(state=state, reason=reason)
         failures.record_failed_touches([task_id])
@@ -32,7 +26,7 @@ def fail(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[.
     return fail
 
 
-def test_failed_task_list_has_filters_and_pages(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_failed_task_list_has_filters_and_pages(api, fail):
     first, second = fail(), fail("unknown", "timeout", user="bob")
     FailedTask.objects.filter(pk=second.pk).update(state="ignored", channel="hook", origin="message")
     (item,) = api.get("/failed-tasks", state="open").json()["items"]
@@ -41,7 +35,7 @@ def test_failed_task_list_has_filters_and_pages(api: Client, fail: Callable[...,
     assert item["payload"]
     assert item["delivery_key"] == str(first.task_id)
 
-    def found(**filters: Any) -> list[str]:
+    def found(**filters):
         return [item["id"] for item in api.get("/failed-tasks", **filters).json()["items"]]
 
     assert found() == [str(second.pk), str(first.pk)]
@@ -56,7 +50,7 @@ def test_failed_task_list_has_filters_and_pages(api: Client, fail: Callable[...,
     assert api.get("/failed-tasks", state="lost").status_code == 422
 
 
-def test_actions_are_stored_with_the_key_as_actor(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_actions_are_stored_with_the_key_as_actor(api, fail):
     row, other = fail(), fail(user="bob")
     told = api("POST", f"/failed-tasks/{row.pk}/retry", {"reason": "receiver is back"}).json()
     again = Touch.objects.get(pk=told["retried_as"])
@@ -67,7 +61,7 @@ def test_actions_are_stored_with_the_key_as_actor(api: Client, fail: Callable[..
     assert api("POST", f"/failed-tasks/{other.pk}/archive", {"reason": "old"}).json()["state"] == "archived"
 
 
-def test_resend_as_new_needs_confirmation(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_resend_as_new_needs_confirmation(api, fail):
     row = fail("unknown", "timeout")
     path, edited = f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "Hello"}}
     for body, field in (({"as_new": True}, "confirm"), (edited, "as_new")):
@@ -77,7 +71,7 @@ def test_resend_as_new_needs_confirmation(api: Client, fail: Callable[..., Faile
     assert str(Touch.objects.get(pk=told["retried_as"]).root_id) == told["retried_as"]
 
 
-def test_only_an_unknown_outcome_is_resolved_and_once(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_only_an_unknown_outcome_is_resolved_and_once(api, fail):
     certain, unknown = fail(), fail("unknown", "timeout", user="bob")
     path = f"/failed-tasks/{unknown.pk}/resolve"
     answer = api("POST", path, {})
@@ -88,7 +82,7 @@ def test_only_an_unknown_outcome_is_resolved_and_once(api: Client, fail: Callabl
 
 
 @each_row("action", ["retry", "resolve", "ignore", "archive"])
-def test_action_on_missing_failed_task_is_not_found(api: Client, action: str) -> None:
+def test_action_on_missing_failed_task_is_not_found(api, action):
     body = {"delivered": True} if action == "resolve" else {}
     failed_id = new_id()
     answer = api("POST", f"/failed-tasks/{failed_id}/{action}", body)
@@ -99,7 +93,7 @@ def test_action_on_missing_failed_task_is_not_found(api: Client, action: str) ->
 # --- all that match -----------------------------------------------------------------------------------------------
 
 
-def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_bulk_action_runs_and_is_cancelled_once(api, fail):
     rows = [fail(user=f"u{number}") for number in range(3)]
     other = fail(reason="http_400", user="other")
     wish = {"action": "retry", "filter": {"reason": "http_500"}, "reason": "it is back", "per_second": 0.2}
@@ -140,9 +134,7 @@ def test_bulk_action_runs_and_is_cancelled_once(api: Client, fail: Callable[...,
         ({"per_second": 1000}, "per_second"),
     ],
 )
-def test_bulk_action_errors_name_the_field(
-    api: Client, fail: Callable[..., FailedTask], change: dict[str, Any], field: str
-) -> None:
+def test_bulk_action_errors_name_the_field(api, fail, change, field):
     fail()
     answer = api("POST", "/failed-tasks/bulk", {"action": "ignore", "filter": {}, **change})
     assert answer.status_code == 422
@@ -150,7 +142,7 @@ def test_bulk_action_errors_name_the_field(
     assert not BulkAction.objects.exists()
 
 
-def test_retry_with_payload_sends_it_and_returns_the_difference(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_retry_with_payload_sends_it_and_returns_the_difference(api, fail):
     row = fail()
     refused = api("POST", f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "", "chat": 1}})
     assert refused.status_code == 422
@@ -162,9 +154,7 @@ def test_retry_with_payload_sends_it_and_returns_the_difference(api: Client, fai
     assert api("POST", f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "Bye"}}).status_code == 409
 
 
-def test_retry_with_payload_needs_a_scope_of_its_own(
-    key_for: Callable[..., Client], fail: Callable[..., FailedTask]
-) -> None:
+def test_retry_with_payload_needs_a_scope_of_its_own(key_for, fail):
     row = fail()
     path, edited = f"/failed-tasks/{row.pk}/retry", {"payload": {"body": "Hello"}}
     assert key_for("failed-tasks")("POST", path, edited).status_code == 403
@@ -173,7 +163,7 @@ def test_retry_with_payload_needs_a_scope_of_its_own(
     assert key_for("failed-tasks", "failed-tasks.edit")("POST", path, edited).status_code == 200
 
 
-def test_comments_and_assignee_are_listed(api: Client, fail: Callable[..., FailedTask]) -> None:
+def test_comments_and_assignee_are_listed(api, fail):
     from django.contrib.auth.models import User
 
     row = fail()

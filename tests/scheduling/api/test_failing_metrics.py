@@ -1,11 +1,7 @@
 """A count that fails costs a count: what is stored is answered as stored."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from django.test import RequestFactory
@@ -21,10 +17,10 @@ GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]
 
 
 @pytest.fixture(autouse=True)
-def break_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def break_metrics(monkeypatch):
     """Nothing can be counted."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise OSError("no space left")
 
     for instrument in (request_metrics.events_ingested, request_metrics.requests, measures.ended):
@@ -32,15 +28,15 @@ def break_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_metrics.commits, "observe", fail)
 
 
-def receipts(given: Sequence[NewEvent]) -> list[Receipt]:
+def receipts(given):
     return [Receipt(new_id(), False) for _ in given]
 
 
-def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def free(*_: Any) -> None:
+def test_stored_event_is_accepted_when_metrics_fail(monkeypatch):
+    async def free(*_):
         pass
 
-    async def submit(given: Sequence[NewEvent]) -> list[Receipt]:
+    async def submit(given):
         return receipts(given)
 
     monkeypatch.setattr(events, "read_each_event", lambda *_: GIVEN)
@@ -54,17 +50,17 @@ def test_stored_event_is_accepted_when_metrics_fail(monkeypatch: pytest.MonkeyPa
     assert json.loads(answer.content)["accepted"] == 2
 
 
-def test_committed_group_is_not_repeated_when_metrics_fail(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits: list[int] = []
+def test_committed_group_is_not_repeated_when_metrics_fail(db, monkeypatch):
+    commits = []
 
-    def record(given: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+    def record(given, lock_wait):
         commits.append(len(given))
         return receipts(given)
 
     monkeypatch.setattr(ingest, "record_and_publish", record)
     group_commit = GroupCommit()
 
-    async def story() -> None:
+    async def story():
         async with asyncio.timeout(WAIT_LIMIT):
             assert len(await group_commit.submit(GIVEN)) == 2
 

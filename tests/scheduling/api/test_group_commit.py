@@ -2,12 +2,8 @@
 another.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 from django.db import OperationalError
@@ -22,14 +18,14 @@ from tests.support.waiting import WAIT_LIMIT
 class Book:
     """Replace the database: record each transaction, and wait or fail on request."""
 
-    def __init__(self) -> None:
-        self.transactions: list[list[str]] = []
+    def __init__(self):
+        self.transactions = []
         self.may_commit = threading.Event()
         self.may_commit.set()
         self.entered = threading.Event()
-        self.fail: Callable[[list[str]], None] = lambda ids: None
+        self.fail = lambda ids: None
 
-    def record(self, events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+    def record(self, events, lock_wait):
         ids = [event.event_id for event in events]
         self.entered.set()
         assert self.may_commit.wait(WAIT_LIMIT)
@@ -39,12 +35,12 @@ class Book:
 
 
 @pytest.fixture
-def recorded_transactions() -> Book:
+def recorded_transactions():
     return Book()
 
 
 @pytest.fixture
-def group_commit(recorded_transactions: Book, db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[GroupCommit]:
+def group_commit(recorded_transactions, db, monkeypatch):
     monkeypatch.setattr(ingest, "record_and_publish", recorded_transactions.record)
     monkeypatch.setattr(ingest, "WAITING_LIMIT", 1000)
     group_commit = GroupCommit()
@@ -53,19 +49,19 @@ def group_commit(recorded_transactions: Book, db: None, monkeypatch: pytest.Monk
     group_commit.close()
 
 
-def events(*ids: str) -> list[NewEvent]:
+def events(*ids):
     return [NewEvent("shop", id, "x", "ann") for id in ids]
 
 
-def run(story: Callable[[], Any]) -> Any:
-    async def bounded() -> Any:
+def run(story):
+    async def bounded():
         async with asyncio.timeout(WAIT_LIMIT):
             return await story()
 
     return asyncio.run(bounded())
 
 
-async def submit_during_commit(recorded_transactions: Book, group_commit: GroupCommit, ids: Sequence[str]) -> list[Any]:
+async def submit_during_commit(recorded_transactions, group_commit, ids):
     """Hand these in while the writer is busy with another; returns what each was answered."""
     recorded_transactions.may_commit.clear()
     first = group_commit.submit(events("first"))
@@ -76,15 +72,15 @@ async def submit_during_commit(recorded_transactions: Book, group_commit: GroupC
     return await asyncio.gather(*handed_in, return_exceptions=True)
 
 
-def test_events_during_a_commit_are_grouped_by_500(recorded_transactions: Book, group_commit: GroupCommit) -> None:
+def test_events_during_a_commit_are_grouped_by_500(recorded_transactions, group_commit):
     ids = [f"e{number}" for number in range(700)]
     answers = run(lambda: submit_during_commit(recorded_transactions, group_commit, ids))
     assert recorded_transactions.transactions == [["first"], ids[:500], ids[500:]]
     assert all(len(answer) == 1 for answer in answers)
 
 
-def test_group_never_splits_a_request(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> None:
+def test_group_never_splits_a_request(recorded_transactions, group_commit):
+    async def story():
         recorded_transactions.may_commit.clear()
         requests = [group_commit.submit(events(*(f"{at}-{n}" for n in range(300)))) for at in range(3)]
         recorded_transactions.may_commit.set()
@@ -94,8 +90,8 @@ def test_group_never_splits_a_request(recorded_transactions: Book, group_commit:
     assert {len(each) for each in recorded_transactions.transactions} == {300}
 
 
-def test_group_with_bad_event_refuses_only_that(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    def fail(ids: list[str]) -> None:
+def test_group_with_bad_event_refuses_only_that(recorded_transactions, group_commit):
+    def fail(ids):
         if "bad" in ids:
             raise InvalidInput.of("type", "no")
 
@@ -106,14 +102,14 @@ def test_group_with_bad_event_refuses_only_that(recorded_transactions: Book, gro
     assert sorted(id for each in recorded_transactions.transactions for id in each) == ["a", "b", "c", "d", "first"]
 
 
-def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    tried: list[list[str]] = []
+def test_database_outage_fails_waiting_requests_at_once(recorded_transactions, group_commit):
+    tried = []
 
-    def fail(ids: list[str]) -> None:
+    def fail(ids):
         tried.append(ids)
         raise OperationalError("gone")
 
-    async def story() -> None:
+    async def story():
         recorded_transactions.may_commit.clear()
         handed_in = [group_commit.submit(events(f"e{number}")) for number in range(20)]
         await asyncio.to_thread(recorded_transactions.entered.wait, WAIT_LIMIT)
@@ -127,8 +123,8 @@ def test_database_outage_fails_waiting_requests_at_once(recorded_transactions: B
     assert recorded_transactions.transactions == []
 
 
-def test_overload_is_refused_at_once(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> None:
+def test_overload_is_refused_at_once(recorded_transactions, group_commit):
+    async def story():
         recorded_transactions.may_commit.clear()
         waiting = [group_commit.submit(events("first"))]
         await asyncio.to_thread(recorded_transactions.entered.wait, WAIT_LIMIT)
@@ -142,8 +138,8 @@ def test_overload_is_refused_at_once(recorded_transactions: Book, group_commit: 
     run(story)
 
 
-def test_cancelled_waiter_does_not_affect_others(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> None:
+def test_cancelled_waiter_does_not_affect_others(recorded_transactions, group_commit):
+    async def story():
         recorded_transactions.may_commit.clear()
         impatient, patient = group_commit.submit(events("e1")), group_commit.submit(events("e2"))
         asyncio.ensure_future(impatient).cancel()
@@ -154,8 +150,8 @@ def test_cancelled_waiter_does_not_affect_others(recorded_transactions: Book, gr
     assert sorted(id for each in recorded_transactions.transactions for id in each) == ["e1", "e2"]
 
 
-def test_close_stores_waiting_events(recorded_transactions: Book, group_commit: GroupCommit) -> None:
-    async def story() -> None:
+def test_close_stores_waiting_events(recorded_transactions, group_commit):
+    async def story():
         handed_in = [group_commit.submit(events(f"e{number}")) for number in range(5)]
         await asyncio.to_thread(group_commit.close)
         assert [len(each) for each in await asyncio.gather(*handed_in)] == [1] * 5

@@ -1,15 +1,11 @@
 """A customer whom another transaction holds is answered soon with 503, and holds up no other customer's request."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psycopg
 import pytest
-from pytest_django import Settings
 
 from scheduling.models import Customer, Event
 from scheduling.planning.ingest import (
@@ -17,11 +13,10 @@ from scheduling.planning.ingest import (
     CustomerLocked,
     GroupCommit,
     NewEvent,
-    Receipt,
     record_and_publish,
 )
-from tests.scheduling.api.serving import Client, cloud_event, database_url, eventually
-from tests.support.waiting import WAIT_LIMIT
+from tests.scheduling.api.serving import cloud_event, database_url
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
@@ -29,7 +24,7 @@ HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 
 
 @pytest.fixture
-def ann_is_held(transactional_db: None, settings: Settings) -> Iterator[psycopg.Connection]:
+def ann_is_held(transactional_db, settings):
     """Another transaction holds Ann's row until the test ends or rolls it back."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="ann")
@@ -39,7 +34,7 @@ def ann_is_held(transactional_db: None, settings: Settings) -> Iterator[psycopg.
         holder.rollback()
 
 
-def test_locked_customer_does_not_block_others(api: Client, ann_is_held: psycopg.Connection) -> None:
+def test_locked_customer_does_not_block_others(api, ann_is_held):
     batch = api.event(cloud_event("b1", subject="bob"), cloud_event("b2"))
     assert (batch.status_code, Event.objects.exists()) == (503, False)
     others = [cloud_event(f"o{number}", subject=f"user-{number}") for number in range(20)]
@@ -61,28 +56,26 @@ def test_locked_customer_does_not_block_others(api: Client, ann_is_held: psycopg
     assert Event.objects.count() == 23
 
 
-def test_recently_locked_customer_waits_apart(
-    ann_is_held: psycopg.Connection, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recently_locked_customer_waits_apart(ann_is_held, settings, monkeypatch):
     """One lock must not cost each following group the whole wait."""
     monkeypatch.setattr("scheduling.planning.ingest.REMEMBER_LOCKED", WAIT_LIMIT)
-    waits: list[tuple[set[str], float]] = []
+    waits = []
 
-    def record(events: Sequence[NewEvent], lock_wait: float) -> list[Receipt]:
+    def record(events, lock_wait):
         waits.append(({event.user_id for event in events}, lock_wait))
         return record_and_publish(events, lock_wait)
 
-    def event(user: str, number: int) -> list[NewEvent]:
+    def event(user, number):
         return [NewEvent("shop", f"{user}-{number}", "material.downloaded", user)]
 
-    async def story() -> None:
+    async def story():
         with pytest.raises(CustomerLocked):
             await group_commit.submit(event("ann", 0))
         for number in range(1, 4):
             both = [group_commit.submit(event(user, number)) for user in ("ann", "bob")]
             ann, bob = await asyncio.gather(*both, return_exceptions=True)
             assert isinstance(ann, CustomerLocked)
-            assert len(bob) == 1  # type: ignore[arg-type]
+            assert len(bob) == 1
 
     monkeypatch.setattr("scheduling.planning.ingest.record_and_publish", record)
     group_commit = GroupCommit()
@@ -95,7 +88,7 @@ def test_recently_locked_customer_waits_apart(
     assert all(len(users) == 1 for users, _ in waits)
 
 
-def test_uncommitted_customer_blocks_only_itself(api: Client, transactional_db: None) -> None:
+def test_uncommitted_customer_blocks_only_itself(api, transactional_db):
     """Its row cannot be seen, so the batch is halved."""
     with psycopg.connect(database_url()) as holder:
         holder.execute(
@@ -111,7 +104,7 @@ def test_uncommitted_customer_blocks_only_itself(api: Client, transactional_db: 
     assert api.event(cloud_event("a1")).status_code == 202
 
 
-def test_put_of_locked_customer_returns_503(api: Client, ann_is_held: psycopg.Connection) -> None:
+def test_put_of_locked_customer_returns_503(api, ann_is_held):
     answer = api("PUT", "/customers/ann", {"level": "vip"})
     assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
     assert int(answer.headers["Retry-After"]) >= 1

@@ -1,17 +1,12 @@
 """Whatever cannot be meant is refused with the field that is wrong, and nothing is stored."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import socket
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from pytest_django import DjangoDbBlocker
 
 from scheduling.models import ApiKey, Customer, Event, EventType
 from scheduling.operations import commands
@@ -24,7 +19,7 @@ MEGABYTE = 1_048_576
 
 
 @pytest.fixture(scope="module")
-def api(server: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Client]:
+def api(server, django_db_blocker):
     """One key for all of them: nothing is stored, so there is nothing to empty in between."""
     with django_db_blocker.unblock():
         yield Client(server, commands.create_api_key("careless", ["events"]))
@@ -32,64 +27,49 @@ def api(server: str, django_db_blocker: DjangoDbBlocker) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_stored(api: Client) -> Iterator[None]:
+def _nothing_is_stored(api):
     yield
     for model in (Event, Customer, EventType):
         assert not model.objects.exists()
 
 
-def problem(answer: Any) -> dict[str, Any]:
+def problem(answer):
     """Every refusal is a problem."""
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.headers["Content-Type"] == "application/problem+json"
-    found: dict[str, Any] = answer.json()
+    found = answer.json()
     assert found["status"] == answer.status_code
     assert {"type", "title", "detail", "errors"} <= found.keys()
     return found
 
 
-def fields(answer: Any) -> list[str]:
+def fields(answer):
     assert answer.status_code == 422
     return [error["field"] for error in problem(answer)["errors"]]
 
 
-@each_row("name", ["id", "source", "type", "subject", "specversion"])
-@each_row("value", [..., None, "", "  ", 7, ["x"], {"x": 1}, True])
-def test_required_attribute_missing_or_wrong_is_refused(api: Client, name: str, value: Any) -> None:
-    assert fields(api.event(cloud_event(**{name: value}))) == [name]
-
-
-@each_row("name, length", [("id", 255), ("source", 255), ("type", 120), ("subject", 200)])
-def test_attribute_too_long_is_refused(api: Client, name: str, length: int) -> None:
-    assert fields(api.event(cloud_event(**{name: "字" * (length + 1)}))) == [name]
-
-
-@each_row("name", ["id", "source", "type", "subject"])
-@each_row("text", ["a\x01b", "a\x85b", "a\nb", "a\ufffeb"])
-def test_attribute_with_control_character_is_refused(api: Client, name: str, text: str) -> None:
-    assert fields(api.event(cloud_event(**{name: text}))) == [name]
-
-
 @each_row(
-    "at",
+    "changes, field",
     [
-        "2026-03-01T08:00:00", "2026-03-01", "yesterday", "", 1_700_000_000, "20260301T080000Z", "2026-02-30T08:00:00Z",
-        "2026-03-01T08:00:00+24:01", "0001-01-01T00:00:00+14:00", "1969-12-31T23:59:59Z", "2026-W09-7T08:00:00Z",
-        "٢٠٢٦-03-01T08:00:00Z", "2999-01-01T00:00:00Z",
-    ],
-)  # fmt: skip
-def test_invalid_time_is_refused(api: Client, at: Any) -> None:
-    assert fields(api.event(cloud_event(time=at))) == ["time"]
-
-
-def test_future_time_is_refused(api: Client) -> None:
-    later = datetime.now(UTC) + timedelta(minutes=6)
-    assert fields(api.event(cloud_event(time=later.isoformat()))) == ["time"]
-
-
-@each_row(
-    "extra, field",
-    [
+        *(
+            ({name: value}, name)
+            for name in ("id", "source", "type", "subject", "specversion")
+            for value in (..., None, "", "  ", 7, ["x"], {"x": 1}, True)
+        ),
+        *(
+            ({name: "字" * (most + 1)}, name)
+            for name, most in (("id", 255), ("source", 255), ("type", 120), ("subject", 200))
+        ),
+        *(
+            ({name: text}, name)
+            for name in ("id", "source", "type", "subject")
+            for text in ("a\x01b", "a\x85b", "a\nb", "a\ufffeb")
+        ),
+        *(({"time": at}, "time") for at in (
+            "2026-03-01T08:00:00", "2026-03-01", "yesterday", "", 1_700_000_000, "20260301T080000Z",
+            "2026-02-30T08:00:00Z", "2026-03-01T08:00:00+24:01", "0001-01-01T00:00:00+14:00", "1969-12-31T23:59:59Z",
+            "2026-W09-7T08:00:00Z", "٢٠٢٦-03-01T08:00:00Z", "2999-01-01T00:00:00Z",
+        )),
         ({"data": "text"}, "data"),
         ({"data": []}, "data"),
         ({"data": [{"chat_id": "c1"}]}, "data"),
@@ -111,12 +91,17 @@ def test_future_time_is_refused(api: Client) -> None:
         ({"extra": [1]}, "extra"),
         ({"extra": 1.5}, "extra"),
     ],
-)
-def test_invalid_attribute_is_refused(api: Client, extra: dict[str, Any], field: str) -> None:
-    assert fields(api.event(cloud_event(**extra))) == [field]
+)  # fmt: skip
+def test_wrong_attribute_is_refused_by_its_name(api, changes, field):
+    assert fields(api.event(cloud_event(**changes))) == [field]
 
 
-def encode_event(data: str) -> bytes:
+def test_future_time_is_refused(api):
+    later = datetime.now(UTC) + timedelta(minutes=6)
+    assert fields(api.event(cloud_event(time=later.isoformat()))) == ["time"]
+
+
+def encode_event(data):
     return json.dumps(cloud_event(data="DATA")).replace('"DATA"', data).encode()
 
 
@@ -138,7 +123,7 @@ def encode_event(data: str) -> bytes:
         ("[" * 40 + "]" * 40, "data" + ".0" * 31),
     ],
 )
-def test_unstorable_json_is_refused_with_its_path(api: Client, data: str, field: str) -> None:
+def test_unstorable_json_is_refused_with_its_path(api, data, field):
     assert fields(api.raw(encode_event(data))) == [field]
 
 
@@ -151,16 +136,16 @@ def test_unstorable_json_is_refused_with_its_path(api: Client, data: str, field:
     ],
 )  # fmt: skip
 @each_row("content_type", ["application/json", MANY])
-def test_body_not_json_is_refused(api: Client, body: bytes, content_type: str) -> None:
+def test_body_not_json_is_refused(api, body, content_type):
     assert problem(api.raw(body, content_type))["status"] == 400
 
 
 @each_row("body", [b"[]", b'"text"', b"7", b"null", b"[{}]"])
-def test_event_not_an_object_is_refused(api: Client, body: bytes) -> None:
+def test_event_not_an_object_is_refused(api, body):
     assert fields(api.raw(body)) == [""]
 
 
-def test_batch_errors_name_each_index(api: Client) -> None:
+def test_batch_errors_name_each_index(api):
     for empty in (b"[]", b"{}", b"null"):
         assert fields(api.raw(empty, MANY)) == [""]
     answer = api.event(
@@ -170,16 +155,16 @@ def test_batch_errors_name_each_index(api: Client) -> None:
         cloud_event(...),
         "no event",
         cloud_event("e5", time="never"),
-    )  # type: ignore[arg-type]
+    )
     assert fields(answer) == ["events.3.id", "events.4", "events.5.time"]
     assert fields(api.event(cloud_event("e0"), cloud_event("e1", data={"n": [{"x": "\0"}]}))) == ["events.1.data.n.0.x"]
 
 
-def test_batch_above_500_events_is_refused(api: Client) -> None:
+def test_batch_above_500_events_is_refused(api):
     assert problem(api.event(*(cloud_event(f"e{number}") for number in range(501))))["status"] == 413
 
 
-def test_error_list_is_bounded(api: Client) -> None:
+def test_error_list_is_bounded(api):
     assert len(fields(api.event(*({} for _ in range(500))))) == 100
 
 
@@ -188,11 +173,11 @@ def test_error_list_is_bounded(api: Client) -> None:
     ["text/plain", "", "multipart/form-data; boundary=x", "application/cloudevents+json; charset=gbk",
      "application/json; charset=nonsense"],
 )  # fmt: skip
-def test_unsupported_content_type_is_refused(api: Client, content_type: str) -> None:
+def test_unsupported_content_type_is_refused(api, content_type):
     assert problem(api.raw(json.dumps(cloud_event()).encode(), content_type))["status"] == 415
 
 
-def test_compressed_body_is_refused(api: Client) -> None:
+def test_compressed_body_is_refused(api):
     bomb = gzip.compress(b"[" + b" " * 50_000_000 + b"]")
     answer = api.raw(bomb, **{"Content-Encoding": "gzip"})
     assert problem(answer)["status"] == 415
@@ -214,11 +199,11 @@ BINARY = {f"ce-{name}": value for name, value in cloud_event(data=...).items()}
         ({"ce-source": "x" * 256}, "source"),
     ],
 )
-def test_invalid_binary_header_is_refused(api: Client, headers: dict[str, Any], field: str) -> None:
+def test_invalid_binary_header_is_refused(api, headers, field):
     assert fields(api("POST", "/events", {}, headers=BINARY | headers)) == [field]
 
 
-def test_binary_data_follows_the_same_rules(api: Client) -> None:
+def test_binary_data_follows_the_same_rules(api):
     assert fields(api.raw(b'{"n": NaN}', "application/json", **BINARY)) == ["data.n"]
     assert fields(api.raw(b"[1]", "application/json", **BINARY)) == ["data"]
     assert problem(api.raw(b"<x/>", "text/xml", **BINARY))["status"] == 415
@@ -227,7 +212,7 @@ def test_binary_data_follows_the_same_rules(api: Client) -> None:
 # --- as bytes on the wire --------------------------------------------------------------------------------------------
 
 
-def send_raw(address: str, *parts: bytes) -> bytes:
+def send_raw(address, *parts):
     """Send this and read what is answered, until the server ends the connection or has answered."""
     parsed = urlsplit(address)
     with socket.create_connection((parsed.hostname, parsed.port), WAIT_LIMIT) as wire:
@@ -244,26 +229,26 @@ def send_raw(address: str, *parts: bytes) -> bytes:
         return answer
 
 
-def head(api: Client, *lines: str) -> bytes:
+def head(api, *lines):
     usual = ["POST /api/v1/events HTTP/1.1", "Host: x", f"Authorization: Bearer {api.key}",
              "Content-Type: application/cloudevents+json"]  # fmt: skip
     return "\r\n".join([*usual, *lines, "", ""]).encode()
 
 
-def test_announced_oversized_body_is_not_read(api: Client) -> None:
+def test_announced_oversized_body_is_not_read(api):
     answer = send_raw(api.address, head(api, f"Content-Length: {MEGABYTE + 1}"))
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"application/problem+json" in answer
 
 
-def test_chunked_body_is_read_up_to_the_limit(api: Client) -> None:
+def test_chunked_body_is_read_up_to_the_limit(api):
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     answer = send_raw(api.address, head(api, "Transfer-Encoding: chunked"), *([chunk] * 17))
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"onnection: close" in answer
 
 
-def test_duplicate_header_is_refused(api: Client) -> None:
+def test_duplicate_header_is_refused(api):
     names = [f"ce-{name}: {value}" for name, value in cloud_event(data=...).items()]
     request = head(api, *names, "ce-id: e2", "Content-Length: 2").replace(b"cloudevents+json", b"json") + b"{}"
     answer = send_raw(api.address, request)

@@ -1,19 +1,16 @@
 """Updates by clients do not undo the opt-outs of people."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import requests
 
 from scheduling.channels.email import make_token
 from scheduling.models import Customer, CustomerChange
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.imports.conftest import import_file, read_refused
+from tests.support.second_connection import run_concurrently
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,23 +19,23 @@ ALLOW = {"opted_out": False}
 SECOND = timedelta(seconds=1)
 
 
-def agree(after: timedelta) -> dict[str, Any]:
+def agree(after):
     """A consent that was given `after` the opt-out, or before it."""
     since = Customer.objects.get(user_id="ann").objected_at
     assert since is not None
     return ALLOW | {"consent": {"given_at": (since + after).isoformat(), "source": "checkout"}}
 
 
-def click_link(api: Client) -> None:
+def click_link(api):
     assert requests.post(f"{api.address}/u/{make_token('ann')}", timeout=WAIT_LIMIT).status_code == 200
 
 
-def complain(api: Client) -> None:
+def complain(api):
     assert api.event(cloud_event(type="complaint.received")).status_code == 202
 
 
 @pytest.mark.parametrize("opt_out", [click_link, complain])
-def test_only_a_later_consent_lifts_a_person_s_own_opt_out(api: Client, opt_out: Callable[[Client], None]) -> None:
+def test_only_a_later_consent_lifts_a_person_s_own_opt_out(api, opt_out):
     api("PUT", "/customers/ann", {"name": "Ann"})
     opt_out(api)
     since = Customer.objects.get().opted_out_at
@@ -57,7 +54,7 @@ def test_only_a_later_consent_lifts_a_person_s_own_opt_out(api: Client, opt_out:
 
 
 @pytest.mark.parametrize("after", [timedelta(microseconds=1), timedelta(minutes=4)], ids=["now", "a clock ahead"])
-def test_repeated_consent_does_not_lift_the_next_opt_out(api: Client, after: timedelta) -> None:
+def test_repeated_consent_does_not_lift_the_next_opt_out(api, after):
     click_link(api)
     consent = agree(after)
     assert not api("PUT", "/customers/ann", consent).json()["opted_out"]
@@ -66,7 +63,7 @@ def test_repeated_consent_does_not_lift_the_next_opt_out(api: Client, after: tim
     assert (again["opted_out"], again["ignored"]) == (True, ["opted_out"])
 
 
-def test_second_opt_out_outdates_a_consent_between_the_two(api: Client) -> None:
+def test_second_opt_out_outdates_a_consent_between_the_two(api):
     click_link(api)
     pass_time(minutes=2)
     first = Customer.objects.get()
@@ -76,13 +73,13 @@ def test_second_opt_out_outdates_a_consent_between_the_two(api: Client) -> None:
     assert Customer.objects.get().opted_out_at == first.opted_out_at
 
 
-def test_link_makes_the_opt_out_of_a_client_the_person_s_own(api: Client) -> None:
+def test_link_makes_the_opt_out_of_a_client_the_person_s_own(api):
     api("PUT", "/customers/ann", {"opted_out": True})
     click_link(api)
     assert api("PUT", "/customers/ann", ALLOW).json()["ignored"] == ["opted_out"]
 
 
-def test_history_shows_each_consent_with_time_source_and_actor(api: Client) -> None:
+def test_history_shows_each_consent_with_time_source_and_actor(api):
     click_link(api)
     objected_at = Customer.objects.get().objected_at
     given = agree(SECOND)["consent"]
@@ -97,7 +94,7 @@ def test_history_shows_each_consent_with_time_source_and_actor(api: Client) -> N
     )  # fmt: skip
 
 
-def test_import_keeps_a_person_s_own_opt_out_and_lists_it(api: Client) -> None:
+def test_import_keeps_a_person_s_own_opt_out_and_lists_it(api):
     click_link(api)
     row = import_file("user_id,opted_out,level\nann,no,vip\n")
     assert (row.counts["kept"], row.counts["refused"]) == (1, 0)
@@ -106,7 +103,7 @@ def test_import_keeps_a_person_s_own_opt_out_and_lists_it(api: Client) -> None:
     assert [entry[:2] for entry in read_refused(row)] == [(2, "opted_out")]
 
 
-def test_sync_that_races_with_the_link_loses(api: Client) -> None:
+def test_sync_that_races_with_the_link_loses(api):
     api("PUT", "/customers/ann", {"opted_out": True})
     for _ in range(5):
         run_concurrently(2, lambda number: click_link(api) if number else api("PUT", "/customers/ann", ALLOW))

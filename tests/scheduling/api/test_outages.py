@@ -1,25 +1,21 @@
 """202 means stored. A request that was not stored fails quickly and may be repeated."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 import requests
 from django.db import connection, transaction
 from django.test import RequestFactory
 
 from scheduling.api.auth import THREADS, ApiKeyAuth, in_database_thread
-from scheduling.models import ApiKey, Customer, Event
+from scheduling.models import Customer, Event
 from scheduling.operations.commands import create_api_key
-from tests.scheduling.api.serving import Client, Gate, cloud_event, eventually, run_concurrently
-from tests.support.waiting import WAIT_LIMIT
+from tests.scheduling.api.serving import Client, cloud_event
+from tests.support.second_connection import run_concurrently
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.processes]
 
@@ -30,28 +26,28 @@ WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '
 
 
 @pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
+def executor():
     with ThreadPoolExecutor(1) as pool:
         yield pool
 
 
-def blocked_writers() -> list[int]:
+def blocked_writers():
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees the same activity for ever
         cursor.execute(WRITERS)
         return [row[0] for row in cursor.fetchall()]
 
 
-def kill(pid: int) -> None:
+def kill(pid):
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
 
-def test_killed_transaction_is_answered_with_503(api: Client, executor: ThreadPoolExecutor) -> None:
+def test_killed_transaction_is_answered_with_503(api, executor):
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = executor.submit(api.event, cloud_event())
+        answer = executor.submit(api.event, cloud_event())
         first = eventually(blocked_writers)[0]
         assert not answer.done()
         kill(first)
@@ -64,17 +60,17 @@ def test_killed_transaction_is_answered_with_503(api: Client, executor: ThreadPo
     assert not Event.objects.exists()
 
 
-def test_connection_lost_once_is_retried(api: Client, executor: ThreadPoolExecutor) -> None:
+def test_connection_lost_once_is_retried(api, executor):
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = executor.submit(api.event, cloud_event())
+        answer = executor.submit(api.event, cloud_event())
         kill(eventually(blocked_writers)[0])
     assert answer.result().status_code == 202
     assert Event.objects.count() == 1
 
 
-def test_database_outage_is_answered_with_503_soon(server_behind_gate: str, gate: Gate, key: str) -> None:
+def test_database_outage_is_answered_with_503_soon(server_behind_gate, gate, key):
     shop = Client(server_behind_gate, key)
     assert shop.event(cloud_event("before")).status_code == 202
 
@@ -102,7 +98,7 @@ def test_database_outage_is_answered_with_503_soon(server_behind_gate: str, gate
     assert sorted(Event.objects.values_list("event_id", flat=True)) == ["after", "before"]
 
 
-def test_slow_list_is_cancelled_with_503(api: Client) -> None:
+def test_slow_list_is_cancelled_with_503(api):
     """Who asks for what is not there, among tens of millions, would hold a thread for minutes at each poll."""
     paths = ["/touches", "/failed-tasks", "/rpa/jobs", "/rpa/shops"]
     with transaction.atomic(), connection.cursor() as cursor:
@@ -116,11 +112,11 @@ def test_slow_list_is_cancelled_with_503(api: Client) -> None:
     assert [api.get(path).status_code for path in paths] == [200] * len(paths)
 
 
-def test_intake_does_not_wait_for_readers(transactional_db: None, key: str, valkey: redis.Redis) -> None:
+def test_intake_does_not_wait_for_readers(transactional_db, key, valkey):
     """Events need a thread for the key and for the rate, nothing else."""
     let_go = threading.Event()
 
-    async def store_events() -> ApiKey:
+    async def store_events():
         readers = [asyncio.ensure_future(in_database_thread(let_go.wait, WAIT_LIMIT)) for _ in range(2 * THREADS)]
         request = RequestFactory().post("/api/v1/events", headers={"authorization": f"Bearer {key}"})
         try:
@@ -134,7 +130,7 @@ def test_intake_does_not_wait_for_readers(transactional_db: None, key: str, valk
     assert asyncio.run(store_events()).name == "shop"
 
 
-def test_redis_outage_is_reported_as_degraded(server_without_redis: str, transactional_db: None) -> None:
+def test_redis_outage_is_reported_as_degraded(server_without_redis, transactional_db):
     answer = requests.get(f"{server_without_redis}/health/ready", timeout=WAIT_LIMIT)
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
     assert [answer.json()[part]["status"] for part in ("database", "redis", "broker")] == ["ok", "down", "down"]

@@ -1,11 +1,7 @@
 """Receipts of sent messages over HTTP."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -23,23 +19,22 @@ from scheduling.models import (
 )
 from scheduling.models.encrypted import Sealed
 from scheduling.models.node import digest_address
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
 
 
-def report(api: Client, *receipts: dict[str, Any]) -> dict[str, Any]:
+def report(api, *receipts):
     answer = api("POST", "/receipts", {"receipts": list(receipts)})
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    return answer.json()
 
 
-def test_receipts_in_any_order_are_stored_once_with_the_earliest_time(api: Client, sent: UUID) -> None:
+def test_receipts_in_any_order_are_stored_once_with_the_earliest_time(api, sent):
     start = datetime.now(UTC).replace(microsecond=0)
     receipts = [
         {"delivery_key": str(sent), "type": kind, "time": (start - timedelta(minutes=minutes)).isoformat()}
@@ -52,7 +47,7 @@ def test_receipts_in_any_order_are_stored_once_with_the_earliest_time(api: Clien
     assert datetime.fromisoformat(shown[1]["time"]) == start - timedelta(minutes=3)
 
 
-def test_receipts_about_unknown_messages_are_refused_one_by_one(api: Client, sent: UUID) -> None:
+def test_receipts_about_unknown_messages_are_refused_one_by_one(api, sent):
     answer = report(
         api,
         {"delivery_key": UNKNOWN, "type": "read"},
@@ -84,9 +79,7 @@ def test_receipts_about_unknown_messages_are_refused_one_by_one(api: Client, sen
         ({"more": 1}, "more"),
     ],
 )
-def test_malformed_receipt_is_refused_by_position_and_field(
-    api: Client, sent: UUID, change: dict[str, Any], field: str
-) -> None:
+def test_malformed_receipt_is_refused_by_position_and_field(api, sent, change, field):
     good = {"delivery_key": str(sent), "type": "read"}
     answer = api("POST", "/receipts", {"receipts": [good, good | change]})
     assert answer.status_code == 422
@@ -95,7 +88,7 @@ def test_malformed_receipt_is_refused_by_position_and_field(
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_racing_receipts_are_stored_once(api: Client, sent: UUID, matrix: MatrixBuilder) -> None:
+def test_racing_receipts_are_stored_once(api, sent, matrix):
     matrix.node("after-read", trigger="touch.read")
     order = random.Random(20_261_123)
     kinds = ["delivered", "read", "clicked", "replied"]
@@ -110,7 +103,7 @@ def test_racing_receipts_are_stored_once(api: Client, sent: UUID, matrix: Matrix
     assert Touch.objects.filter(node__key="after-read").count() == 1
 
 
-def test_vendor_id_names_the_message_until_its_retention_ends(api: Client, sent: UUID, settings: Any) -> None:
+def test_vendor_id_names_the_message_until_its_retention_ends(api, sent, settings):
     mail = ChannelConfig.objects.get(key="mail")
     store_vendor_ids([(mail.pk, "m-77", sent), (mail.pk, "m-77", sent)])
     receipt = {"channel": "mail", "vendor_id": "m-77", "type": "delivered"}
@@ -120,7 +113,7 @@ def test_vendor_id_names_the_message_until_its_retention_ends(api: Client, sent:
     assert DeliveryReceipt.objects.get().delivery_key == sent
 
 
-def test_reply_opens_a_conversation_and_complaint_is_recorded(api: Client, sent: UUID) -> None:
+def test_reply_opens_a_conversation_and_complaint_is_recorded(api, sent):
     key = {"delivery_key": str(sent)}
     report(api, key | {"type": "replied"}, key | {"type": "complained"})
     report(api, key | {"type": "replied"}, key | {"type": "complained"})
@@ -133,7 +126,7 @@ def test_reply_opens_a_conversation_and_complaint_is_recorded(api: Client, sent:
     ]  # fmt: skip
 
 
-def test_receipt_is_an_event_only_if_a_node_has_it_as_trigger(api: Client, sent: UUID, matrix: MatrixBuilder) -> None:
+def test_receipt_is_an_event_only_if_a_node_has_it_as_trigger(api, sent, matrix):
     report(api, {"delivery_key": str(sent), "type": "delivered"})
     assert not Event.objects.filter(type__startswith="touch.").exists()
     matrix.node("after-read", trigger="touch.read")
@@ -148,7 +141,7 @@ def test_receipt_is_an_event_only_if_a_node_has_it_as_trigger(api: Client, sent:
     assert sorted(planned) == ["after-clicked", "after-read", "after-replied"]
 
 
-def test_permanent_bounce_disables_the_address_until_it_changes(api: Client, sent: UUID) -> None:
+def test_permanent_bounce_disables_the_address_until_it_changes(api, sent):
     bounce = {"delivery_key": str(sent), "type": "bounced", "detail": "550 no such user"}
     report(api, bounce)
     assert not DisabledTarget.objects.exists()  # a bounce that may pass
@@ -167,9 +160,7 @@ def test_permanent_bounce_disables_the_address_until_it_changes(api: Client, sen
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_permanent_bounce_after_one_that_might_have_passed_disables_once(
-    api: Client, sent: UUID, together: bool
-) -> None:
+def test_permanent_bounce_after_one_that_might_have_passed_disables_once(api, sent, together):
     soft = {"delivery_key": str(sent), "type": "bounced", "detail": "452 mailbox full"}
     hard = soft | {"detail": "550 no such user", "permanent": True}
     for batch in [[soft, hard]] if together else [[soft], [hard]]:
@@ -180,7 +171,7 @@ def test_permanent_bounce_after_one_that_might_have_passed_disables_once(
     assert not DisabledTarget.objects.exists()
 
 
-def test_bounce_disables_the_address_that_it_names(api: Client, sent: UUID) -> None:
+def test_bounce_disables_the_address_that_it_names(api, sent):
     """If the customer still has it. Mail goes to the encoded domain, and servers report that one."""
     api("PUT", "/customers/ann", {"addresses": {"email": "ann@example.org"}})
     bounce = {"delivery_key": str(sent), "type": "bounced", "permanent": True}
@@ -196,7 +187,7 @@ def test_bounce_disables_the_address_that_it_names(api: Client, sent: UUID) -> N
         DeliveryReceipt.objects.all().delete()
 
 
-def test_bounce_of_a_channel_whose_settings_cannot_be_read_stops_no_other_receipt(api: Client, sent: UUID) -> None:
+def test_bounce_of_a_channel_whose_settings_cannot_be_read_stops_no_other_receipt(api, sent):
     """Once it is stored, a repeat of the bounce disables no address."""
     ChannelConfig.objects.update(kind="http", config=Sealed("gibberish", "config"))
     bounce = {"delivery_key": str(sent), "type": "bounced", "permanent": True}
@@ -205,7 +196,7 @@ def test_bounce_of_a_channel_whose_settings_cannot_be_read_stops_no_other_receip
     assert not DeliveryReceipt.objects.filter(kind="bounced").exists()
 
 
-def test_erasure_empties_the_receipts_of_the_customer(api: Client, sent: UUID) -> None:
+def test_erasure_empties_the_receipts_of_the_customer(api, sent):
     store_vendor_ids([(ChannelConfig.objects.get(key="mail").pk, "m-78", sent)])
     report(api, {"delivery_key": str(sent), "type": "read", "detail": "紫金路"})
     exported = api.get("/customers/ann/export").json()

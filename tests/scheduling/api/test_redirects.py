@@ -1,9 +1,5 @@
 """Redirects of links in messages: to the stored link only, and only persons click."""
 
-from __future__ import annotations
-
-from uuid import UUID
-
 import pytest
 import requests
 
@@ -11,9 +7,9 @@ from scheduling.customers.erasure import continue_erasures
 from scheduling.delivery.links import make_link_token
 from scheduling.ids import new_id
 from scheduling.models import Customer, DeliveryReceipt, Touch
-from tests.scheduling.api.serving import Client, cloud_event, run_concurrently
+from tests.scheduling.api.serving import cloud_event
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,18 +18,18 @@ BODY = "看 https://a.cn/x?y=1，或 https://b.cn"
 
 
 @pytest.fixture
-def sent(matrix: MatrixBuilder, api: Client) -> UUID:
+def sent(matrix, api):
     matrix.node(template=matrix.template("guide", body=BODY))
     api.event(cloud_event())
-    return deliver_when_due(Touch.objects.get().pk)[0].pk  # type: ignore[no-any-return]
+    return deliver_when_due(Touch.objects.get().pk)[0].pk
 
 
-def click(server: str, token: str, method: str = "GET", **headers: str) -> requests.Response:
+def click(server, token, method="GET", **headers):
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return requests.request(method, f"{server}/l/{token}", headers=PERSON | named, allow_redirects=False, timeout=60)
 
 
-def test_click_redirects_to_the_stored_link_and_is_recorded_once(server: str, sent: UUID) -> None:
+def test_click_redirects_to_the_stored_link_and_is_recorded_once(server, sent):
     answers = run_concurrently(8, lambda number: click(server, make_link_token(sent, number % 2)))
     assert [each.status_code for each in answers] == [302] * 8
     assert {each.headers["Location"] for each in answers} == {"https://a.cn/x?y=1", "https://b.cn"}
@@ -58,12 +54,12 @@ def test_click_redirects_to_the_stored_link_and_is_recorded_once(server: str, se
         {"X_Moz": "prefetch"},
     ],
 )
-def test_prefetch_is_redirected_and_no_click(server: str, sent: UUID, headers: dict[str, str]) -> None:
+def test_prefetch_is_redirected_and_no_click(server, sent, headers):
     assert click(server, make_link_token(sent, 0), **headers).status_code == 302
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
+def test_forged_redirects_lead_nowhere(server, sent):
     """And only a GET is a click."""
     token = make_link_token(sent, 0)
     assert click(server, token, "HEAD").status_code == 302
@@ -86,14 +82,14 @@ def test_forged_redirects_lead_nowhere(server: str, sent: UUID) -> None:
     assert not DeliveryReceipt.objects.exists()
 
 
-def test_click_before_the_end_of_the_touch_is_asked_again(server: str, matrix: MatrixBuilder, api: Client) -> None:
+def test_click_before_the_end_of_the_touch_is_asked_again(server, matrix, api):
     matrix.node()
     api.event(cloud_event())
     answer = click(server, make_link_token(Touch.objects.get().pk, 0))
     assert (answer.status_code, answer.headers["Refresh"]) == (503, "1")
 
 
-def test_erasure_ends_the_redirect(server: str, sent: UUID, api: Client) -> None:
+def test_erasure_ends_the_redirect(server, sent, api):
     assert Customer.objects.filter(user_id="ann").exists()
     api("DELETE", "/customers/ann")
     continue_erasures()

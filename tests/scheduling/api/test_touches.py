@@ -1,10 +1,6 @@
 """Asking about touches, calling them off, and asking what an event would do."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.test import Client as DjangoClient
@@ -12,8 +8,7 @@ from django.test import Client as DjangoClient
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Customer, Event, Pause, Touch, Verdict
 from scheduling.operations import queries
-from tests.scheduling.api.serving import Client, cloud_event
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.api.serving import cloud_event
 from tests.support.tables import each_row
 from tests.support.touch_logs import add_attempts, add_verdicts
 
@@ -27,12 +22,12 @@ SHAPE = {
 
 
 @pytest.fixture
-def touch(transactional_db: None, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Touch:
+def touch(transactional_db, matrix, record_event):
     matrix.node(delay=timedelta(hours=1))
     return Touch.objects.get(pk=record_event(event_id="e1", chat_id="c1").task_ids[0])
 
 
-def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
+def test_touch_shows_all_members(api, touch):
     at = datetime(2026, 3, 1, tzinfo=UTC)
     add_verdicts(touch.pk, Verdict(at, "hold", "cap", 4, "3", "3", at))
     add_attempts(touch.pk, Attempt(1, 1, at, outcome="transient", reason="timeout"))
@@ -54,7 +49,7 @@ def test_touch_shows_all_members(api: Client, touch: Touch) -> None:
     assert shown["attempts"][0] | {"reason": "timeout", "outcome": "transient", "number": 1} == shown["attempts"][0]
 
 
-def test_missing_touch_is_not_found(api: Client) -> None:
+def test_missing_touch_is_not_found(api):
     for method, path in (("GET", f"/touches/{new_id()}"), ("POST", f"/touches/{new_id()}/cancel")):
         answer = api(method, path)
         assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json")
@@ -62,9 +57,7 @@ def test_missing_touch_is_not_found(api: Client) -> None:
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "task_id")
 
 
-def test_touch_cursor_is_stable_when_rows_are_added(
-    api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]
-) -> None:
+def test_touch_cursor_is_stable_when_rows_are_added(api, matrix, record_event):
     matrix.node()
     made = [str(record_event(user=f"u{number}").task_ids[0]) for number in range(6)]
 
@@ -76,9 +69,7 @@ def test_touch_cursor_is_stable_when_rows_are_added(
     assert second["next"] is None  # though the page is full
 
 
-def test_touch_list_of_a_rare_node_advances_the_cursor(
-    touch: Touch, key: str, matrix: MatrixBuilder, record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_touch_list_of_a_rare_node_advances_the_cursor(touch, key, matrix, record_event, monkeypatch):
     """In this process: the bound is a constant."""
     monkeypatch.setattr(queries, "SEARCHED_TOUCHES", 2)
     matrix.node("often", trigger="order.paid")
@@ -95,14 +86,14 @@ def test_touch_list_of_a_rare_node_advances_the_cursor(
     assert pages == [[], [], [str(touch.task_id)]]
 
 
-def test_touch_filters_narrow_the_list(api: Client, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
+def test_touch_filters_narrow_the_list(api, matrix, record_event):
     matrix.node("guide")
     matrix.node("paid", trigger="order.paid")
     guide = record_event(user="ann", event_id="e1", source="shop").task_ids[0]
     paid = record_event("order.paid", user="bob", event_id="e1", source="app").task_ids[0]
     Touch.objects.filter(pk=paid).update(state="cancelled", lease_until=None)
 
-    def found(**filters: Any) -> set[str]:
+    def found(**filters):
         return {item["task_id"] for item in api.get("/touches", **filters).json()["items"]}
 
     both = {str(guide), str(paid)}
@@ -127,18 +118,18 @@ def test_touch_filters_narrow_the_list(api: Client, matrix: MatrixBuilder, recor
         ({"node": "n" * 300}, "node"),
     ],
 )
-def test_touch_query_errors_name_the_field(api: Client, query: dict[str, Any], field: str) -> None:
+def test_touch_query_errors_name_the_field(api, query, field):
     answer = api.get("/touches", **query)
     assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
 
 
-def test_touch_is_cancelled_once(api: Client, touch: Touch) -> None:
+def test_touch_is_cancelled_once(api, touch):
     answer = api("POST", f"/touches/{touch.task_id}/cancel")
     assert (answer.status_code, answer.json()["state"], answer.json()["reason"]) == (200, "cancelled", "by:api:shop")
     assert api("POST", f"/touches/{touch.task_id}/cancel").status_code == 409
 
 
-def test_retried_touch_names_its_successor(api: Client, touch: Touch) -> None:
+def test_retried_touch_names_its_successor(api, touch):
     again = Touch.objects.get(pk=touch.pk)
     again.pk = new_id()
     again.retry_of = touch.pk
@@ -149,7 +140,7 @@ def test_retried_touch_names_its_successor(api: Client, touch: Touch) -> None:
     assert (shown["retry_of"], shown["delivery_key"]) == (str(touch.pk), str(touch.pk))
 
 
-def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: MatrixBuilder) -> None:
+def test_preview_shows_outcome_and_stores_nothing(api, matrix):
     matrix.node(delay=timedelta(minutes=15))
     answer = api("POST", "/preview", cloud_event(time="2026-03-01T00:00:00Z"))
 
@@ -171,7 +162,7 @@ def test_preview_shows_outcome_and_stores_nothing(api: Client, matrix: MatrixBui
     assert api("POST", "/preview", [cloud_event("e1"), cloud_event("e2")], headers=batch).status_code == 422
 
 
-def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: MatrixBuilder) -> None:
+def test_preview_of_an_imagined_customer_judges_its_values(api, matrix):
     matrix.node(when={"all": [{"field": "customer.tags", "op": "contains", "value": "new"},
                                     {"field": "customer.level", "op": "eq", "value": "vip"}]},
                 template=matrix.template("city", body="{{ customer.attributes.city }}"))  # fmt: skip
@@ -192,15 +183,13 @@ def test_preview_of_an_imagined_customer_judges_its_values(api: Client, matrix: 
         ({"level": "x" * 41}, "level"),
     ],
 )
-def test_preview_of_an_invalid_imagined_customer_names_the_field(
-    api: Client, given: dict[str, Any], field: str
-) -> None:
+def test_preview_of_an_invalid_imagined_customer_names_the_field(api, given, field):
     answer = api("POST", "/preview", cloud_event(), params=given)
     assert answer.status_code == 422
     assert field in answer.json()["errors"][0]["field"]
 
 
-def test_pause_and_resume_a_scope(api: Client, matrix: MatrixBuilder) -> None:
+def test_pause_and_resume_a_scope(api, matrix):
     matrix.node()
     paused = api("POST", "/pause", {"scope": "node:guide", "reason": "wrong price"})
     assert (paused.status_code, paused.json()["scope"]) == (200, "node:guide")
@@ -212,7 +201,7 @@ def test_pause_and_resume_a_scope(api: Client, matrix: MatrixBuilder) -> None:
 
 
 @each_row("scope", ["everything", "node:nowhere", "channel:", "", "node:\0", 7, None])
-def test_pause_invalid_scope_is_refused(api: Client, scope: Any) -> None:
+def test_pause_invalid_scope_is_refused(api, scope):
     answer = api("POST", "/pause", {"scope": scope})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "scope")
     assert not Pause.objects.exists()

@@ -1,7 +1,5 @@
 """Clients edit outgoing webhooks, list their messages and have them sent again."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -9,7 +7,6 @@ import pytest
 from scheduling import sql
 from scheduling.models import WebhookMessage, WebhookSubscription
 from scheduling.webhooks import put_subscription
-from tests.scheduling.api.serving import Client
 from tests.support.second_connection import act_behind_locks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -17,7 +14,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 GIVEN = {"url": "https://example.com/in", "secret": SECRET, "events": ["pause.changed"], "filter": {"node": ["guide"]}}
 
 
-def test_client_creates_changes_lists_replays_and_retires(api: Client) -> None:
+def test_client_creates_changes_lists_replays_and_retires(api):
     created = api("PUT", "/webhooks/crm", GIVEN)
     assert created.status_code == 200, created.text
     assert SECRET not in created.text
@@ -45,7 +42,7 @@ def test_client_creates_changes_lists_replays_and_retires(api: Client) -> None:
     assert api("PUT", "/webhooks/crm", {"enabled": True}).status_code == 422
 
 
-def test_error_names_each_wrong_field(api: Client) -> None:
+def test_error_names_each_wrong_field(api):
     wrong = {"url": "http://10.0.0.1/", "secret": "short", "events": ["other"], "filter": {"user": ["x"]}}
     answer = api("PUT", "/webhooks/Crm", wrong)
     assert answer.status_code == 422
@@ -59,7 +56,7 @@ def test_error_names_each_wrong_field(api: Client) -> None:
     assert {each["field"] for each in answer.json()["errors"]} == {"from", "to"}
 
 
-def test_two_clients_create_a_webhook_at_once(api: Client) -> None:
+def test_two_clients_create_a_webhook_at_once(api):
     """The later one changes the row that it could not see."""
     (answer,) = act_behind_locks(
         lambda: put_subscription("crm", GIVEN, actor="first"),

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from pytest_django import Settings
 from redis import Redis
 
 from config.environment import environment
@@ -39,7 +38,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture(autouse=True)
-def _channel_settings(settings: Settings) -> None:
+def _channel_settings(settings) -> None:
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     settings.AFTERTOUCH_EMAIL_URL = ""
@@ -47,7 +46,7 @@ def _channel_settings(settings: Settings) -> None:
 
 
 @pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def certificate(tmp_path_factory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's and a trusting client's TLS context for the names touch.test and 127.0.0.1."""
     if shutil.which("openssl") is None:
         pytest.skip("missing service: openssl")
@@ -74,7 +73,7 @@ def valkey_url() -> str:
 
 
 @pytest.fixture
-def server(valkey_url: str) -> Iterator[Redis]:
+def server(valkey_url) -> Iterator[Redis]:
     """The database, empty."""
     with Redis.from_url(valkey_url, decode_responses=True) as client:
         client.flushdb()
@@ -82,14 +81,14 @@ def server(valkey_url: str) -> Iterator[Redis]:
 
 
 @pytest.fixture
-def gate(server: Redis, valkey_url: str) -> Iterator[QuotaGate]:
+def gate(server, valkey_url) -> Iterator[QuotaGate]:
     made = QuotaGate.connect(valkey_url, margin=timedelta(0))
     yield made
     made.close()
 
 
 @pytest.fixture
-def token_server(server: Redis, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Redis:
+def token_server(server, valkey_url, monkeypatch) -> Redis:
     """The tokens of each test, in a Redis that starts empty."""
     cache = TokenCache(Redis.from_url(valkey_url))
     monkeypatch.setattr("scheduling.channels.vendors.base.shared_tokens", lambda: cache)

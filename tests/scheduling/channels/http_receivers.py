@@ -26,7 +26,6 @@ EVENT = {
     "time": datetime(2026, 11, 20, 16, tzinfo=timezone(timedelta(hours=8))),
 }
 LONG = timedelta(seconds=30)
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]  #: the TLS of a server, and of a client that trusts it
 
 
 class MessageFactory:
@@ -95,7 +94,7 @@ def end_time_limits() -> None:
     """Let a minute pass for the loop once the client waits. A short limit could end before on a slow machine."""
     loop = asyncio.get_running_loop()
     tell = loop.time
-    loop.time = lambda: tell() + 60  # type: ignore[method-assign]
+    loop.time = lambda: tell() + 60
 
 
 async def time_out(*_: Any) -> None:

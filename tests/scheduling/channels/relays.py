@@ -58,7 +58,7 @@ class RelayServer(LoopbackServer):
             await self._answer(dialog, verb, f"250-relay.test\r\n{offers}250-AUTH PLAIN\r\n250 SIZE 1000000")
         elif verb == "STARTTLS":
             dialog.send_line("220 go ahead")
-            await dialog.writer.start_tls(self.starttls)  # type: ignore[arg-type]
+            await dialog.writer.start_tls(self.starttls)
         elif verb == "DATA":
             await self._answer(dialog, verb, "354 go ahead")
             dialog.content = await dialog.reader.readuntil(b"\r\n.\r\n")

@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery.lanes import ReceiverLane, is_receiver_dead
 from tests.support.tables import each_row
 
@@ -8,7 +6,7 @@ DEAD = Transient("connect")
 ALIVE = Transient("http_503")
 
 
-def broken(lane: ReceiverLane, now: float = 0.0) -> None:
+def broken(lane, now=0.0):
     for _ in range(5):
         lane.record_outcome(DEAD, now)
 
@@ -28,11 +26,11 @@ def broken(lane: ReceiverLane, now: float = 0.0) -> None:
         (Delivered(), False),
     ],
 )
-def test_is_receiver_dead_by_outcome(outcome: Outcome, dead: bool) -> None:
+def test_is_receiver_dead_by_outcome(outcome, dead):
     assert is_receiver_dead(outcome) is dead
 
 
-def test_breaker_opens_target_after_five_failures_in_a_row() -> None:
+def test_breaker_opens_target_after_five_failures_in_a_row():
     lane = ReceiverLane(1)
     for _ in range(2):
         lane.record_outcome(ALIVE, 100.0)
@@ -47,7 +45,7 @@ def test_breaker_opens_target_after_five_failures_in_a_row() -> None:
     assert lane.remaining_rest(110.0) == 20
 
 
-def test_breaker_admits_one_probe_that_decides() -> None:
+def test_breaker_admits_one_probe_that_decides():
     lane = ReceiverLane(1)
     broken(lane)
 
@@ -63,14 +61,14 @@ def test_breaker_admits_one_probe_that_decides() -> None:
     assert lane.remaining_rest(95.2) == 0
 
 
-def failed_probe(lane: ReceiverLane, now: float) -> float:
+def failed_probe(lane, now):
     """The rest after it."""
     assert lane.admit_call(now) == 0
     lane.record_outcome(DEAD, now)
     return lane.admit_call(now)
 
 
-def test_breaker_failed_probes_double_the_rest() -> None:
+def test_breaker_failed_probes_double_the_rest():
     """At 30 s for ever a touch that may wait for three days was judged 8,640 times."""
     lane = ReceiverLane(1)
     broken(lane)
@@ -89,7 +87,7 @@ def test_breaker_failed_probes_double_the_rest() -> None:
 
 
 @each_row("probes", [0, 5])
-def test_breaker_lost_probe_costs_the_first_rest(probes: int) -> None:
+def test_breaker_lost_probe_costs_the_first_rest(probes):
     lane = ReceiverLane(1)
     broken(lane)
     now = 30.0

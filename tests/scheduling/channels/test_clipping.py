@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from hypothesis import given
@@ -27,16 +25,16 @@ FLAG = "🇨🇳"  # 8 bytes: two halves
         (FLAG + FLAG + "x" * 9, 8 + 4 + 3, FLAG + "…"),
     ],
 )
-def test_clip_text_counts_bytes_and_keeps_characters_whole(text: str, limit: int, clipped: str) -> None:
+def test_clip_text_counts_bytes_and_keeps_characters_whole(text, limit, clipped):
     assert clip_text(text, limit) == clipped
 
 
-def test_clip_text_cuts_endless_combining_marks() -> None:
+def test_clip_text_cuts_endless_combining_marks():
     assert clip_text("a" + "\u0301" * 1000, 500).endswith("…")
 
 
 @given(st.text(max_size=200), st.integers(min_value=0, max_value=400))
-def test_clip_text_fits_and_is_a_prefix(text: str, limit: int) -> None:
+def test_clip_text_fits_and_is_a_prefix(text, limit):
     clipped = clip_text(text, limit)
 
     assert utf8_size(clipped) <= limit
@@ -45,8 +43,8 @@ def test_clip_text_fits_and_is_a_prefix(text: str, limit: int) -> None:
 
 
 @given(st.text(alphabet='a"\\\n\x01👩', max_size=200), st.integers(min_value=10, max_value=400))
-def test_clip_text_fits_a_custom_size_function(text: str, limit: int) -> None:
-    def size(body: str) -> int:
+def test_clip_text_fits_a_custom_size_function(text, limit):
+    def size(body):
         return len(json.dumps(body, ensure_ascii=False).encode())
 
     assert size(clip_text(text, limit, size)) <= limit

@@ -1,28 +1,24 @@
 """A channel that operators describe, against an API of their own making."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from redis import Redis
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Delivered, Permanent, Quota, Transient, Unknown
 from scheduling.channels.quota import receiver_key
 from scheduling.channels.vendors.declared import DeclaredHttp
 from tests.scheduling.channels.conftest import age_tokens
-from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, Request, always, build_message, reply
+from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, always, build_message, reply
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.usefixtures("token_server")
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
-CONFIG: dict[str, Any] = {
+CONFIG = {
     "address": "phone",
     "secret": SECRET,
     "query": {"access_token": "{{ channel.token }}"},
@@ -54,16 +50,16 @@ CONFIG: dict[str, Any] = {
 class Api:
     """Gives tokens at /token. Answers everything else with `verdict`."""
 
-    def __init__(self, verdict: Any = None, *, accepts: str = "") -> None:
+    def __init__(self, verdict=None, *, accepts=""):
         self.verdict = {"status": {"code": 0, "text": "done"}} if verdict is None else verdict
         self.accepts = accepts  #: the only accepted token; empty: the last one given
-        self.fetches: list[Request] = []
-        self.calls: list[Request] = []
+        self.fetches = []
+        self.calls = []
 
-    async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
+    async def __call__(self, request, writer):
         if urlsplit(request.target).path == "/token":
             self.fetches.append(request)
-            document: Any = {"data": {"token": f"token-number-{len(self.fetches)}", "seconds": "3600"}}
+            document = {"data": {"token": f"token-number-{len(self.fetches)}", "seconds": "3600"}}
         else:
             self.calls.append(request)
             given = parse_qs(urlsplit(request.target).query).get("access_token", [""])[0]
@@ -73,21 +69,21 @@ class Api:
         writer.write(reply(200, document if isinstance(document, bytes) else json.dumps(document).encode()))
 
 
-async def sent(api: Any, changes: dict[str, Any] | None = None, count: int = 1, **message: Any) -> Outcome:
+async def sent(api, changes=None, count=1, **message):
     async with Receiver(api) as receiver:
         base = receiver.url.removesuffix("/hook")
         config = CONFIG | {"url": f"{base}/send"} | (changes or {})
         if config.get("token"):
             config["token"] = config["token"] | {"url": f"{base}/token"}
         channel = DeclaredHttp({name: value for name, value in config.items() if value is not None}, TIMEOUT)
-        usual: dict[str, Any] = {"target": {"address": "13800138000"}, "repeatable": False}
+        usual = {"target": {"address": "13800138000"}, "repeatable": False}
         letter = build_message(**usual | message)
         for _ in range(count):
             outcome = await channel.send(letter)
         return outcome
 
 
-async def test_declared_request_is_built_from_templates() -> None:
+async def test_declared_request_is_built_from_templates():
     api = Api()
 
     outcome = await sent(api, body='引号 " 换行 \n 斜线 \\', count=2)
@@ -105,8 +101,8 @@ async def test_declared_request_is_built_from_templates() -> None:
     assert document == {"to": ["13800138000"], "text": '引号 " 换行 \n 斜线 \\', "kind": "material.downloaded"}
 
 
-async def test_declared_form_get_and_text_requests() -> None:
-    plain: dict[str, Any] = {"token": None, "query": {}, "errors": None, "success": None}
+async def test_declared_form_get_and_text_requests():
+    plain = {"token": None, "query": {}, "errors": None, "success": None}
     api = Api()
 
     await sent(api, plain | {"format": "form", "body": {"text": "{{ message.body }}", "n": 1}}, body="a&b=您")
@@ -120,7 +116,7 @@ async def test_declared_form_get_and_text_requests() -> None:
     assert text.body.decode() == "使用指南: hi"
 
 
-async def test_declared_address_keeps_its_query_and_drops_its_fragment() -> None:
+async def test_declared_address_keeps_its_query_and_drops_its_fragment():
     api = Api()
     async with Receiver(api) as receiver:
         url = receiver.url + "?a=1#part"
@@ -129,7 +125,7 @@ async def test_declared_address_keeps_its_query_and_drops_its_fragment() -> None
     assert api.calls[0].target == "/hook?a=1&b=c1"
 
 
-async def test_declared_named_lines_are_values() -> None:
+async def test_declared_named_lines_are_values():
     api = Api()
     body = {"vars": {"name": "{{ values.name }}", "code": "{{ values.code }}"}}
 
@@ -155,7 +151,7 @@ async def test_declared_named_lines_are_values() -> None:
         (b'{"status": {"code": 0' + b" " * 70_000 + b"}}", None),
     ],
 )  # fmt: skip
-async def test_declared_answer_determines_outcome(verdict: Any, expected: Outcome | None) -> None:
+async def test_declared_answer_determines_outcome(verdict, expected):
     outcome = await sent(Api(verdict))
     if expected is None:
         assert isinstance(outcome, Unknown), outcome
@@ -176,7 +172,7 @@ async def test_declared_answer_determines_outcome(verdict: Any, expected: Outcom
         (b'{"error": "new"}', Transient("vendor_other", '{"error": "new"}', None, 200)),
     ],
 )
-async def test_declared_absent_field_counts_in_a_readable_answer_only(verdict: bytes, expected: Outcome | None) -> None:
+async def test_declared_absent_field_counts_in_a_readable_answer_only(verdict, expected):
     changes = {"success": {"field": "error", "op": "absent"}, "code_field": "", "errors": None}
     outcome = await sent(Api(verdict), changes)
     if expected is None:
@@ -185,7 +181,7 @@ async def test_declared_absent_field_counts_in_a_readable_answer_only(verdict: b
         assert outcome == expected
 
 
-async def test_declared_truth_value_is_a_code() -> None:
+async def test_declared_truth_value_is_a_code():
     changes = {"success": None, "code_field": "ok", "errors": [{"code": False, "then": "permanent"}]}
     outcome = await sent(Api({"ok": False}), changes)
     assert outcome == Permanent("vendor_false", "（false）", 200)
@@ -206,12 +202,12 @@ async def test_declared_truth_value_is_a_code() -> None:
         (reply(201, b"<html>"), False, Unknown("garbled", "<html>")),
     ],
 )
-async def test_declared_status_counts_beside_the_table(raw: bytes, repeatable: bool, expected: Outcome) -> None:
-    plain: dict[str, Any] = {"token": None, "query": {}}
+async def test_declared_status_counts_beside_the_table(raw, repeatable, expected):
+    plain = {"token": None, "query": {}}
     assert await sent(always(raw), plain, repeatable=repeatable) == expected
 
 
-async def test_declared_expired_token_is_refreshed_once(token_server: Redis) -> None:
+async def test_declared_expired_token_is_refreshed_once(token_server):
     api = Api()
     async with Receiver(api) as receiver:
         base = receiver.url.removesuffix("/hook")
@@ -231,7 +227,7 @@ async def test_declared_expired_token_is_refreshed_once(token_server: Redis) -> 
     assert "token-number" not in refused.detail
 
 
-async def test_declared_answer_that_repeats_secrets_is_masked() -> None:
+async def test_declared_answer_that_repeats_secrets_is_masked():
     for echo in (f"{SECRET} token-number-1", f"{'x' * 955} {SECRET}"):  # the second is cut within the secret
         outcome = await sent(Api({"status": {"code": "OK"}, "echo": echo}))
         assert isinstance(outcome, Delivered)
@@ -239,10 +235,10 @@ async def test_declared_answer_that_repeats_secrets_is_masked() -> None:
         assert "token-number" not in outcome.reply
 
 
-async def test_declared_channels_that_differ_in_the_token_request_share_no_token() -> None:
+async def test_declared_channels_that_differ_in_the_token_request_share_no_token():
     used = []
 
-    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def answer(request, writer):
         path = urlsplit(request.target)
         if path.path == "/token":
             writer.write(reply(200, json.dumps({"access_token": f"token-of-{request.json['scope']}"}).encode()))
@@ -256,7 +252,7 @@ async def test_declared_channels_that_differ_in_the_token_request_share_no_token
     assert used == ["token-of-brand-a", "token-of-brand-b"]
 
 
-async def test_declared_token_under_another_name_is_not_in_the_detail() -> None:
+async def test_declared_token_under_another_name_is_not_in_the_detail():
     body = {"errcode": 0, "data": {"token": "REAL-ACCESS-TOKEN"}, "token": "REAL-ACCESS-TOKEN"}
     async with Receiver(always(reply(200, json.dumps(body).encode()))) as receiver:
         outcome = await _send_with_token(receiver, "x")
@@ -264,7 +260,7 @@ async def test_declared_token_under_another_name_is_not_in_the_detail() -> None:
     assert outcome.detail == "HTTP 200: no access_token among: data, errcode, token. errcode 0"
 
 
-async def _send_with_token(receiver: Receiver, scope: str) -> Outcome:
+async def _send_with_token(receiver, scope):
     base = receiver.url.removesuffix("/hook")
     token = {"url": f"{base}/token", "body": {"scope": scope}}
     config = {"url": f"{base}/send", "query": {"access_token": "{{ channel.token }}"}, "token": token}
@@ -272,7 +268,7 @@ async def _send_with_token(receiver: Receiver, scope: str) -> Outcome:
     return await DeclaredHttp(config, TIMEOUT).send(message)
 
 
-def test_declared_quotas_count_by_address_or_account() -> None:
+def test_declared_quotas_count_by_address_or_account():
     config = CONFIG | {"url": "https://sms.example.com/", "quotas": ["1/1m", "5/1h"], "token": None, "query": {}}
     config = {name: value for name, value in config.items() if value is not None}
     messages = [build_message(target={"address": each}) for each in ("1", "2")]
@@ -309,7 +305,7 @@ def test_declared_quotas_count_by_address_or_account() -> None:
         ({"code_field": ""}, "code_field: is missing"),
     ],
 )  # fmt: skip
-def test_declared_setting_errors_name_the_field(changes: dict[str, Any], problem: str) -> None:
+def test_declared_setting_errors_name_the_field(changes, problem):
     config = CONFIG | {"url": "https://sms.example.com/", "token": CONFIG["token"] | {"url": "https://a.example.com/"}}
     config = {name: value for name, value in (config | changes).items() if value is not None}
     with pytest.raises(ValueError, match="^" + re.escape(problem)):

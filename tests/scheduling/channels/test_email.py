@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import asyncio
 import email
 import email.policy
@@ -9,14 +7,12 @@ from base64 import urlsafe_b64decode
 from datetime import timedelta
 from email.message import EmailMessage
 from email.utils import parseaddr
-from typing import Any
 
 import pytest
 from django.core import signing
-from pytest_django import Settings
 
 from config.local.processes import select_port
-from scheduling.channels.base import Delivered, InvalidSetting, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, InvalidSetting, Permanent, Transient, Unknown
 from scheduling.channels.email import (
     Conversation,
     Email,
@@ -25,27 +21,27 @@ from scheduling.channels.email import (
     parse_relay,
     read_token,
 )
-from tests.scheduling.channels.http_receivers import Contexts, MessageFactory, build_message
-from tests.scheduling.channels.relays import RelayServer, SmtpDialog
+from tests.scheduling.channels.http_receivers import MessageFactory, build_message
+from tests.scheduling.channels.relays import RelayServer
 from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
 TO_ALICE = {"address": "alice@example.org"}
 
 
-async def sent(url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
+async def sent(url, timeout=TIMEOUT, **changes):
     channel = Email({"url": url}, timeout)
     return await channel.send(build_message(**{"target": TO_ALICE} | changes))
 
 
-def read(dialog: SmtpDialog) -> EmailMessage:
+def read(dialog):
     content = dialog.content.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n.")
     parsed = email.message_from_bytes(content, policy=email.policy.SMTP)
     assert isinstance(parsed, EmailMessage)
     return parsed
 
 
-async def test_mail_arrives_whole() -> None:
+async def test_mail_arrives_whole():
     async with RelayServer() as relay:
         outcome = await sent(relay.url, body="您好\n.\n..点\n" + "长" * 2000)
 
@@ -64,7 +60,7 @@ async def test_mail_arrives_whole() -> None:
     assert dialog.content.isascii()
 
 
-async def test_marketing_mail_has_one_click_unsubscribe() -> None:
+async def test_marketing_mail_has_one_click_unsubscribe():
     async with RelayServer() as relay:
         await sent(relay.url, category="marketing")
 
@@ -76,7 +72,7 @@ async def test_marketing_mail_has_one_click_unsubscribe() -> None:
 
 
 @each_row("user_id", ["用户/1", "x" * 200])
-def test_token_names_customer_and_cannot_be_forged(user_id: str, settings: Settings) -> None:
+def test_token_names_customer_and_cannot_be_forged(user_id, settings):
     settings.SECRET_KEY = "a-key-" * 10
     token = make_token(user_id)
 
@@ -93,7 +89,7 @@ def test_token_names_customer_and_cannot_be_forged(user_id: str, settings: Setti
         read_token(token)
 
 
-def test_token_shows_nothing_of_the_user_id() -> None:
+def test_token_shows_nothing_of_the_user_id():
     user_id = "customer-4711"
     token = make_token(user_id)
     shown = token + "".join(
@@ -106,7 +102,7 @@ def test_token_shows_nothing_of_the_user_id() -> None:
 
 
 @each_row("breaker", ["\r\n", "\r", "\u2028", "\x00"])
-async def test_subject_cannot_add_a_header(breaker: str) -> None:
+async def test_subject_cannot_add_a_header(breaker):
     async with RelayServer() as relay:
         outcome = await sent(relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
 
@@ -122,7 +118,7 @@ async def test_subject_cannot_add_a_header(breaker: str) -> None:
      "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "alice@example.org\u202c",
      f"alice@例{'x' * 62}.cn"],
 )  # fmt: skip
-async def test_address_not_single_is_refused(address: str) -> None:
+async def test_address_not_single_is_refused(address):
     async with RelayServer() as relay:
         outcome = await sent(relay.url, target={"address": address})
 
@@ -130,7 +126,7 @@ async def test_address_not_single_is_refused(address: str) -> None:
         assert relay.talks == []
 
 
-async def test_chinese_domain_is_sent_as_punycode() -> None:
+async def test_chinese_domain_is_sent_as_punycode():
     async with RelayServer() as relay:
         await sent(relay.url, target={"address": "alice@例子.公司"})
 
@@ -155,7 +151,7 @@ async def test_chinese_domain_is_sent_as_punycode() -> None:
         ({"END": "HTTP/1.1 400"}, Unknown("garbled", "")),
     ],
 )
-async def test_smtp_reply_determines_outcome(answers: dict[str, Any], expected: Outcome) -> None:
+async def test_smtp_reply_determines_outcome(answers, expected):
     login = "me:pw@" if "AUTH" in answers else ""
     async with RelayServer(answers) as relay:
         assert await sent(relay.url.replace("://", f"://{login}")) == expected
@@ -166,11 +162,11 @@ MANY_LINES, LONG_LINE = b"250-more of the same\r\n" * 2_000, b"250 " + b"x" * 64
 
 @each_row("flood", [MANY_LINES, LONG_LINE])
 @each_row("verb, expected", [("GREETING", Transient), ("DATA", Transient), ("END", Unknown)])
-async def test_endless_relay_reply_uses_bounded_memory(verb: str, expected: type[Outcome], flood: bytes) -> None:
+async def test_endless_relay_reply_uses_bounded_memory(verb, expected, flood):
     """Without a bound the reply took all that the relay sent within the timeout: 400 MB in 6 s."""
     taken = 0
 
-    async def endless(dialog: SmtpDialog) -> None:
+    async def endless(dialog):
         nonlocal taken
         while taken < 16_000_000:
             dialog.writer.write(flood)
@@ -194,7 +190,7 @@ async def test_endless_relay_reply_uses_bounded_memory(verb: str, expected: type
 
 @each_row("verb", ["GREETING", "RCPT", "DATA"])
 @each_row("silent", [True, False])
-async def test_break_before_message_is_transient(verb: str, silent: bool) -> None:
+async def test_break_before_message_is_transient(verb, silent):
     async with RelayServer({verb: drip if silent else reset_connection}) as relay:
         outcome = await sent(relay.url, timedelta(milliseconds=200) if silent else TIMEOUT)
 
@@ -203,7 +199,7 @@ async def test_break_before_message_is_transient(verb: str, silent: bool) -> Non
         assert relay.mails == []
 
 
-async def drip(dialog: SmtpDialog) -> str | None:
+async def drip(dialog):
     """Send a reply without an end."""
     while True:
         dialog.writer.write(b"2")
@@ -211,7 +207,7 @@ async def drip(dialog: SmtpDialog) -> str | None:
         await asyncio.sleep(0.01)
 
 
-async def test_reset_after_message_is_unknown() -> None:
+async def test_reset_after_message_is_unknown():
     async with RelayServer({"END": reset_connection}) as relay:
         outcome = await sent(relay.url)
 
@@ -219,10 +215,10 @@ async def test_reset_after_message_is_unknown() -> None:
     assert outcome.reason == "disconnected"
 
 
-async def test_silence_after_message_is_unknown() -> None:
+async def test_silence_after_message_is_unknown():
     reached = asyncio.Event()
 
-    async def stay_silent(dialog: SmtpDialog) -> str | None:
+    async def stay_silent(dialog):
         reached.set()
         return await drip(dialog)
 
@@ -240,12 +236,12 @@ async def test_silence_after_message_is_unknown() -> None:
         assert relay.mails == []
 
 
-async def test_slow_quit_does_not_delay_the_outcome() -> None:
+async def test_slow_quit_does_not_delay_the_outcome():
     async with RelayServer({"QUIT": hang}) as relay:
         assert isinstance(await sent(relay.url), Delivered)
 
 
-async def test_without_time_left_nothing_is_sent() -> None:
+async def test_without_time_left_nothing_is_sent():
     async with RelayServer() as relay:
         outcome = await Conversation(Relay("127.0.0.1", relay.port)).run("a@example.org", "b@example.org", b"", 0)
 
@@ -253,14 +249,14 @@ async def test_without_time_left_nothing_is_sent() -> None:
         assert relay.talks == []
 
 
-async def test_unreachable_relay_is_transient() -> None:
+async def test_unreachable_relay_is_transient():
     outcome = await sent(f"smtp://127.0.0.1:{select_port()}")
 
     assert isinstance(outcome, Transient)
     assert outcome.reason == "connect"
 
 
-async def test_mail_uses_login_and_tls(certificate: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mail_uses_login_and_tls(certificate, monkeypatch):
     server, client = certificate
     monkeypatch.setattr("scheduling.channels.email.ssl.create_default_context", lambda: client)
     async with RelayServer(starttls=server) as relay:
@@ -273,7 +269,7 @@ async def test_mail_uses_login_and_tls(certificate: Contexts, monkeypatch: pytes
         assert isinstance(await sent(relay.url), Delivered)
 
 
-async def test_relay_that_is_not_safe_is_not_used(certificate: Contexts) -> None:
+async def test_relay_that_is_not_safe_is_not_used(certificate):
     async with RelayServer() as relay:
         without_starttls = await sent(relay.url + "?tls=1")
         assert isinstance(without_starttls, Transient)
@@ -286,7 +282,7 @@ async def test_relay_that_is_not_safe_is_not_used(certificate: Contexts) -> None
     assert untrusted.reason == "tls"
 
 
-async def test_mail_without_a_relay_goes_to_the_one_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mail_without_a_relay_goes_to_the_one_of_this_host(monkeypatch):
     async with RelayServer() as relay:
         monkeypatch.setattr("scheduling.channels.email.LOCAL_RELAY", relay.url)
         assert isinstance(await Email({}, TIMEOUT).send(build_message(target=TO_ALICE)), Delivered)
@@ -294,11 +290,11 @@ async def test_mail_without_a_relay_goes_to_the_one_of_this_host(monkeypatch: py
     assert (type(outcome), getattr(outcome, "reason", "")) == (Transient, "connect"), "it certainly was not sent"
 
 
-async def test_slow_mails_run_concurrently() -> None:
-    waiting: list[SmtpDialog] = []
+async def test_slow_mails_run_concurrently():
+    waiting = []
     together = asyncio.Event()
 
-    async def wait_for_all(dialog: SmtpDialog) -> str:
+    async def wait_for_all(dialog):
         waiting.append(dialog)
         if len(waiting) == 20:
             together.set()
@@ -317,7 +313,7 @@ async def test_slow_mails_run_concurrently() -> None:
      "a@b.example <c@d.example>", "Group: a@b.example;", "Shop a@b.example", "Shop <a@b.example\u202c>",
      "a@b.example, Shop <c@d.example>", "a@b.example\u200b", "<>", "Shop <>"],
 )  # fmt: skip
-def test_sender_is_one_address(sender: str) -> None:
+def test_sender_is_one_address(sender):
     with pytest.raises(InvalidSetting, match=r"^from: must be one mail address"):
         Email({"from": sender}, TIMEOUT)
 
@@ -326,7 +322,7 @@ def test_sender_is_one_address(sender: str) -> None:
     "sender",
     ["a@b.example (Shop)", "Shop Inc. <a@b.example>", '"Shop, Inc" <a@b.example>', "店铺（上海） <a@b.example>"],
 )
-def test_sender_may_have_a_name(sender: str) -> None:
+def test_sender_may_have_a_name(sender):
     composed = Email({"from": sender}, TIMEOUT).compose(build_message(target=TO_ALICE))
 
     assert parseaddr(str(composed.message()["from"]))[1] == "a@b.example"
@@ -340,7 +336,7 @@ def test_sender_may_have_a_name(sender: str) -> None:
         ("smtps://u@mail.example.com", Relay("mail.example.com", 465, True, False, "u", "")),
     ],
 )
-def test_relay_is_parsed(url: str, relay: Relay) -> None:
+def test_relay_is_parsed(url, relay):
     assert parse_relay(url) == relay
 
 
@@ -350,7 +346,7 @@ def test_relay_is_parsed(url: str, relay: Relay) -> None:
      "smtp://mail..example.com", f"smtp://{'h' * 64}.example.com", "smtp://user:s3cret@[::1",
      "smtp://user：s3cret@mail.example.com", "smtp://user:s3cret／@mail.example.com", "smtp://user:s3cret/@h"],
 )  # fmt: skip
-def test_invalid_relay_is_refused_without_its_password(url: str) -> None:
+def test_invalid_relay_is_refused_without_its_password(url):
     with pytest.raises(InvalidSetting) as refused:
         Email({"url": url}, timedelta(seconds=10))
     assert refused.value.field == "url"
@@ -366,7 +362,7 @@ def test_invalid_relay_is_refused_without_its_password(url: str) -> None:
         ({"url": "smtp://u:secretpw@h:0x1"}, "url: the port must be"),
     ],
 )
-def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
+def test_email_config_errors_name_the_field(config, error):
     with pytest.raises(ValueError) as raised:
         Email(config, TIMEOUT)
 
@@ -374,7 +370,7 @@ def test_email_config_errors_name_the_field(config: dict[str, Any], error: str) 
     assert "secretpw" not in str(raised.value)
 
 
-def test_mail_without_base_url_has_no_unsubscribe(settings: Settings) -> None:
+def test_mail_without_base_url_has_no_unsubscribe(settings):
     settings.AFTERTOUCH_BASE_URL = ""
 
     composed = Email({}, TIMEOUT).compose(build_message(target=TO_ALICE, category="marketing"))
@@ -383,20 +379,20 @@ def test_mail_without_base_url_has_no_unsubscribe(settings: Settings) -> None:
     assert composed.extra_headers["Message-ID"].endswith("@shop.example.com>")
 
 
-async def hang(dialog: SmtpDialog) -> str | None:
+async def hang(dialog):
     """Stay silent until the client hangs up."""
     while await dialog.reader.read(1024):
         pass
-    return None
+    return
 
 
-async def reset_connection(dialog: SmtpDialog) -> str | None:
+async def reset_connection(dialog):
     dialog.reset_connection()
-    return None
+    return
 
 
 @each_row("host", ["127.0.0.1", "localhost"])
-async def test_configured_relay_cannot_be_private_address(settings: Settings, host: str) -> None:
+async def test_configured_relay_cannot_be_private_address(settings, host):
     """The attempt would show its greeting: an editor of channels could scan internal ports."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
     async with RelayServer() as relay:

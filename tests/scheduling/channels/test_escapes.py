@@ -1,10 +1,7 @@
 """Values of customers and events add no markup to a message; the author's markup stays."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from scheduling.channels.base import channel_kinds
 from scheduling.channels.markup import escape_markdown, escape_mentions
@@ -22,7 +19,7 @@ WECOM_APP = {"corp_id": "ww1", "agent_id": 7, "secret": "s"}
 URL = {"url": "https://example.com/"}
 
 #: kind, settings, value, how a body prints it
-ESCAPED: list[tuple[str, dict[str, Any], str, str]] = [
+ESCAPED = [
     *((kind, {}, TAG + LINK, WIDE_TAG + LINK) for kind in ("feishu", "wecom", "dingtalk")),
     *((kind, {"format": form}, TAG + LINK, WIDE_TAG + WIDE_LINK) for kind in ("feishu", "wecom", "dingtalk")
       for form in ("markdown", "card")),
@@ -42,7 +39,7 @@ ESCAPED: list[tuple[str, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def test_value_in_a_body_has_no_markup_of_the_channel() -> None:
+def test_value_in_a_body_has_no_markup_of_the_channel():
     printed = []
     for kind, config, value, _ in ESCAPED:
         channel = channel_kinds()[kind](config, timedelta(seconds=5))
@@ -51,14 +48,14 @@ def test_value_in_a_body_has_no_markup_of_the_channel() -> None:
     assert printed == ESCAPED
 
 
-def test_address_in_a_value_leads_where_it_led() -> None:
+def test_address_in_a_value_leads_where_it_led():
     assert escape_markdown("https://x.example/?sig=ab*c&ids[]=1") == "https://x.example/?sig=ab%2Ac&ids%5B%5D=1"
     assert escape_mentions("https://x.example/@shop") == "https://x.example/%40shop"
 
 
 @each_row("form", ["text", "card"])
-def test_name_calls_no_group_and_the_author_does(form: str) -> None:
-    feishu: Any = channel_kinds()["feishu"]({"format": form}, timedelta(seconds=5))
+def test_name_calls_no_group_and_the_author_does(form):
+    feishu = channel_kinds()["feishu"]({"format": form}, timedelta(seconds=5))
     mark = '<at user_id="all"></at>' if form == "text" else "<at id=all></at>"
     texts = (TextSpec("en", "For {{ user.name }}", f"{mark} {{{{ user.name }}}}"),)
     subject, body, _ = render_message(template(texts=texts), ann(name=mark), event(), feishu.escape)
@@ -68,9 +65,9 @@ def test_name_calls_no_group_and_the_author_does(form: str) -> None:
     assert posted.replace('\\"', '"').count(mark) == 1
 
 
-def test_value_mentions_no_one() -> None:
+def test_value_mentions_no_one():
     """A value that is a whole last line, or follows an “@” of the author."""
-    wecom: Any = channel_kinds()["wecom"]({"mentions": True}, timedelta(seconds=5))
+    wecom = channel_kinds()["wecom"]({"mentions": True}, timedelta(seconds=5))
     for body, name in (
         ("hi\n{{ user.name }}", "@all"),
         ("hi\n@{{ user.name }}", "all"),
@@ -81,18 +78,18 @@ def test_value_mentions_no_one() -> None:
         assert "mentioned_list" not in wecom.build_document(message, NOW)["text"]
 
 
-def test_header_of_a_declared_channel_stays_one_line() -> None:
+def test_header_of_a_declared_channel_stays_one_line():
     channel = DeclaredHttp(URL | {"headers": {"X-Who": "{{ message.user_id }}"}}, timedelta(seconds=5))
     request = channel.request(build_message(user_id="a\r\nX-Evil: 1"), "", NOW)
     assert request.headers["x-who"] == "a X-Evil: 1"
 
 
-def test_customer_and_event_are_those_of_a_message() -> None:
+def test_customer_and_event_are_those_of_a_message():
     """Each root of a text is a value of the customer or the event, so each is escaped."""
     who = CustomerSpec(1, "<i>", "<n>", "<l>", "<o>", "")
     what = EventSpec(event().id, "<s>", "<e>", "<t>", NOW, "<i>", "<c>", {"x": "<d>"})
     body = "{{ user.id }}{{ user.name }}{{ user.level }}{{ user.locale }}{{ event.id }}{{ event.source }}"
-    feishu: Any = channel_kinds()["feishu"]({}, timedelta(seconds=5))
+    feishu = channel_kinds()["feishu"]({}, timedelta(seconds=5))
     said = render_message(
         template(body=body + "{{ event.type }}{{ event.data.x }}{{ chat.id }}"), who, what, feishu.escape
     )[1]

@@ -1,17 +1,13 @@
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.channels.http_client import encode_json
-from scheduling.channels.robots import DingTalk, Feishu, Robot, WeCom
-from tests.scheduling.channels.http_receivers import Answer, Receiver, always, build_message, reply, time_out
-from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer
+from scheduling.channels.robots import DingTalk, Feishu, WeCom
+from tests.scheduling.channels.http_receivers import Receiver, always, build_message, reply, time_out
+from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, WeComServer
 from tests.support.tables import each_row
 
 TIMEOUT = timedelta(seconds=30)
@@ -20,16 +16,14 @@ PATHS = {
     DingTalk: "/robot/send?access_token=t",
     Feishu: "/open-apis/bot/v2/hook/h",
 }
-SERVERS: dict[type[Robot], Callable[..., Vendor]] = {WeCom: WeComServer, DingTalk: DingTalkServer, Feishu: FeishuServer}
+SERVERS = {WeCom: WeComServer, DingTalk: DingTalkServer, Feishu: FeishuServer}
 HOMES = {WeCom: "qyapi.weixin.qq.com", DingTalk: "oapi.dingtalk.com", Feishu: "open.feishu.cn"}
 SECRET = "SECtest/+="
 every = each_row("robot", [WeCom, DingTalk, Feishu])
 both = each_row("format", ["text", "markdown"])
 
 
-async def sent(
-    robot: type[Robot], answer: Answer, path: str = "", secret: str = "", form: str = "text", **changes: Any
-) -> Outcome:
+async def sent(robot, answer, path="", secret="", form="text", **changes):
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook") + (path or PATHS[robot])
         message = build_message(target={"url": url, "secret": secret}, **changes)
@@ -38,7 +32,7 @@ async def sent(
 
 @every
 @both
-async def test_robot_message_arrives_signed(robot: type[Robot], format: str) -> None:
+async def test_robot_message_arrives_signed(robot, format):
     vendor = SERVERS[robot](secret=SECRET)
 
     outcome = await sent(robot, vendor, secret=SECRET, form=format)
@@ -48,7 +42,7 @@ async def test_robot_message_arrives_signed(robot: type[Robot], format: str) -> 
 
 
 @each_row("robot, reason", [(DingTalk, "vendor_310000"), (Feishu, "vendor_19021")])
-async def test_robot_wrong_secret_is_permanent(robot: type[Robot], reason: str) -> None:
+async def test_robot_wrong_secret_is_permanent(robot, reason):
     outcome = await sent(robot, SERVERS[robot](secret="another"), secret=SECRET)
 
     assert isinstance(outcome, Permanent)
@@ -57,7 +51,7 @@ async def test_robot_wrong_secret_is_permanent(robot: type[Robot], reason: str) 
 
 
 @every
-async def test_unknown_robot_disables_the_target_and_a_full_one_waits(robot: type[Robot]) -> None:
+async def test_unknown_robot_disables_the_target_and_a_full_one_waits(robot):
     gone = await sent(robot, SERVERS[robot](), path="/elsewhere?key=x&access_token=x")
     assert isinstance(gone, Permanent)
     assert gone.disable_target
@@ -71,7 +65,7 @@ async def test_unknown_robot_disables_the_target_and_a_full_one_waits(robot: typ
 @every
 @both
 @each_row("letter", ["a", "👩‍👩‍👧", '"'])
-async def test_robot_long_message_is_cut_to_vendor_limit(robot: type[Robot], format: str, letter: str) -> None:
+async def test_robot_long_message_is_cut_to_vendor_limit(robot, format, letter):
     vendor = SERVERS[robot](secret=SECRET)
 
     outcome = await sent(robot, vendor, secret=SECRET, form=format, body=letter * 30_000)
@@ -98,10 +92,8 @@ async def test_robot_long_message_is_cut_to_vendor_limit(robot: type[Robot], for
         (reply(500, b"oops"), Unknown("http_500", "oops")),
     ],
 )
-async def test_robot_reply_without_verdict_is_judged_by_status(
-    robot: type[Robot], answer: bytes, expected: Outcome | None
-) -> None:
-    async def once(request: Any, writer: Any) -> None:
+async def test_robot_reply_without_verdict_is_judged_by_status(robot, answer, expected):
+    async def once(request, writer):
         writer.write(answer)
         writer.close()
 
@@ -129,9 +121,7 @@ async def test_robot_reply_without_verdict_is_judged_by_status(
         (Feishu, {"code": 777, "msg": "new"}, Unknown, "vendor_other", (500,)),
     ],
 )
-async def test_robot_vendor_codes_determine_outcome(
-    robot: type[Robot], verdict: dict[str, Any], kind: type, reason: str, statuses: tuple[int, ...]
-) -> None:
+async def test_robot_vendor_codes_determine_outcome(robot, verdict, kind, reason, statuses):
     """With a server error an unlisted code is unknown: the vendor may have sent."""
     for status in statuses:
         outcome = await sent(robot, always(reply(status, json.dumps(verdict).encode())))
@@ -139,7 +129,7 @@ async def test_robot_vendor_codes_determine_outcome(
 
 
 @every
-async def test_robot_error_detail_can_be_stored(robot: type[Robot]) -> None:
+async def test_robot_error_detail_can_be_stored(robot):
     body = b'{"errcode":31,"code":31,"errmsg":"\\u0000\\ud800' + b"x" * 5000 + b'","msg":"\\ud800"}'
 
     outcome = await sent(robot, always(reply(200, body)))
@@ -151,7 +141,7 @@ async def test_robot_error_detail_can_be_stored(robot: type[Robot]) -> None:
 
 
 @every
-async def test_robot_timeout_is_unknown_and_sent_once(robot: type[Robot]) -> None:
+async def test_robot_timeout_is_unknown_and_sent_once(robot):
     async with Receiver(time_out) as receiver:
         message = build_message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
         outcome = await robot({}, TIMEOUT).send(message)
@@ -162,7 +152,7 @@ async def test_robot_timeout_is_unknown_and_sent_once(robot: type[Robot]) -> Non
 
 
 @every
-def test_robot_target_must_be_a_vendor_address(robot: type[Robot]) -> None:
+def test_robot_target_must_be_a_vendor_address(robot):
     robot.validate_target({"url": f"https://{HOMES[robot]}{PATHS[robot]}", "secret": "s"})
     for url in (
         f"http://{HOMES[robot]}{PATHS[robot]}",
@@ -183,7 +173,7 @@ def test_robot_target_must_be_a_vendor_address(robot: type[Robot]) -> None:
     assert "key-of-the-robot" not in key
 
 
-async def test_dingtalk_slash_is_sent_as_2f(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dingtalk_slash_is_sent_as_2f(monkeypatch):
     monkeypatch.setattr("scheduling.channels.robots.base64.b64encode", lambda digest: b"a/b+c=")
     async with Receiver() as receiver:
         message = build_message(target={"url": receiver.url + "?access_token=t", "secret": "s"})
@@ -196,23 +186,22 @@ OK = always(reply(200, b'{"errcode":0,"code":0}'))
 LETTER = "新订单 <b>\n请尽快处理\n[查看](https://shop.example.com/o/1)\n[拒绝](https://shop.example.com/o/2)"
 
 
-async def posted(robot: type[Robot], config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+async def posted(robot, config, **changes):
     async with Receiver(OK) as receiver:
         url = receiver.url.removesuffix("/hook") + PATHS[robot]
         message = build_message(target={"url": url}, **changes)
         outcome = await robot(config, TIMEOUT).send(message)
         assert isinstance(outcome, Delivered), outcome
-        document: dict[str, Any] = receiver.requests[0].json
-        return document
+        return receiver.requests[0].json
 
 
 @every
 @both
-async def test_robot_mentions_members_of_the_last_line(robot: type[Robot], format: str) -> None:
+async def test_robot_mentions_members_of_the_last_line(robot, format):
     body = "有新订单\n@all @13800138000 @zhangsan"
     document = await posted(robot, {"format": format, "mentions": True}, body=body)
 
-    expected: dict[Any, Any] = {
+    expected = {
         (WeCom, "text"): {"msgtype": "text", "text": {
             "content": "有新订单", "mentioned_list": ["zhangsan", "@all"], "mentioned_mobile_list": ["13800138000"],
         }},
@@ -233,7 +222,7 @@ async def test_robot_mentions_members_of_the_last_line(robot: type[Robot], forma
 
 
 @every
-async def test_robot_without_the_setting_mentions_no_member(robot: type[Robot]) -> None:
+async def test_robot_without_the_setting_mentions_no_member(robot):
     document = await posted(robot, {}, body="客户说：\n@all")
     text = json.dumps(document, ensure_ascii=False)
     assert "客户说：\\n@all" in text
@@ -241,7 +230,7 @@ async def test_robot_without_the_setting_mentions_no_member(robot: type[Robot]) 
     assert "<at" not in text
 
 
-async def test_robot_cards_have_title_and_buttons() -> None:
+async def test_robot_cards_have_title_and_buttons():
     documents = [
         await posted(robot, {"format": "card"}, subject="", body=LETTER) for robot in (WeCom, DingTalk, Feishu)
     ]
@@ -271,7 +260,7 @@ async def test_robot_cards_have_title_and_buttons() -> None:
 
 @every
 @each_row("letter", ["👩‍👩‍👧", '"'])
-async def test_robot_long_card_keeps_its_buttons(robot: type[Robot], letter: str) -> None:
+async def test_robot_long_card_keeps_its_buttons(robot, letter):
     body = letter * 30_000 + "\n[查看](https://shop.example.com/o/1)"
     document = await posted(robot, {"format": "card"}, subject="标题", body=body)
     assert "https://shop.example.com/o/1" in json.dumps(document)
@@ -279,7 +268,7 @@ async def test_robot_long_card_keeps_its_buttons(robot: type[Robot], letter: str
 
 
 @each_row("robot", [WeCom, DingTalk])
-async def test_robot_card_without_button_is_permanent(robot: type[Robot]) -> None:
+async def test_robot_card_without_button_is_permanent(robot):
     outcome = await robot({"format": "card"}, TIMEOUT).send(
         build_message(target={"url": f"https://{HOMES[robot]}{PATHS[robot]}"})
     )

@@ -1,25 +1,18 @@
-from __future__ import annotations
-
 import asyncio
 import itertools
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from config.local.processes import select_port
 from scheduling.channels.base import DestinationRefused, NoAnswer, NotSent, Transient
-from scheduling.channels.http_client import BODY_CAP, Response, before_first_byte
+from scheduling.channels.http_client import BODY_CAP, before_first_byte
 from tests.scheduling.channels.http_receivers import (
     LONG,
-    Answer,
-    Contexts,
     Receiver,
-    Request,
     always,
     end_time_limits,
     hang_up,
@@ -36,12 +29,12 @@ from tests.support.tables import each_row
 SHORT = timedelta(seconds=1)
 
 
-async def post_to(receiver: Receiver, scheme: str = "", **options: Any) -> Response:
+async def post_to(receiver, scheme="", **options):
     async with receiver, transport("127.0.0.1") as out:
         return await post(out, f"{scheme}:{receiver.url.partition(':')[2]}" if scheme else receiver.url, **options)
 
 
-async def test_post_returns_response_and_sends_request() -> None:
+async def test_post_returns_response_and_sends_request():
     async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport("127.0.0.1") as out:
         response = await post(out, receiver.url + "?sign=%2F")
 
@@ -53,9 +46,7 @@ async def test_post_returns_response_and_sends_request() -> None:
     assert request.headers["accept-encoding"] == "identity"
 
 
-async def drip_forever(
-    writer: asyncio.StreamWriter, piece: bytes = b"a", *, ends_at: int = 20, pause: float = 0.01
-) -> None:
+async def drip_forever(writer, piece=b"a", *, ends_at=20, pause=0.01):
     """Write pieces without an end. The time limits end at piece `ends_at`."""
     for number in itertools.count():
         if number == ends_at:
@@ -65,12 +56,12 @@ async def drip_forever(
         await asyncio.sleep(pause)
 
 
-async def drip_headers(request: Request, writer: asyncio.StreamWriter) -> None:
+async def drip_headers(request, writer):
     writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
     await drip_forever(writer)
 
 
-async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
+async def go_on(request, writer):
     await drip_forever(writer, b"HTTP/1.1 100 Continue\r\n\r\n", ends_at=1000, pause=0)
 
 
@@ -84,7 +75,7 @@ async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
         (go_on, {"garbled", "timeout", "disconnected"}),
     ],
 )
-async def test_post_without_a_whole_reply_is_no_answer(answer: Answer, reasons: set[str]) -> None:
+async def test_post_without_a_whole_reply_is_no_answer(answer, reasons):
     async with Receiver(answer) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer) as failure:
             await post(out, receiver.url)
@@ -95,7 +86,7 @@ async def test_post_without_a_whole_reply_is_no_answer(answer: Answer, reasons: 
 
 
 @each_row("method, repeatable", [("GET", False), ("PUT", False), ("POST", False), ("POST", True)])
-async def test_request_without_answer_on_a_new_connection_is_not_repeated(method: str, repeatable: bool) -> None:
+async def test_request_without_answer_on_a_new_connection_is_not_repeated(method, repeatable):
     """The library repeats some methods by itself."""
     async with Receiver(hang_up) as receiver, transport("127.0.0.1") as out:
         with pytest.raises(NoAnswer):
@@ -104,8 +95,8 @@ async def test_request_without_answer_on_a_new_connection_is_not_repeated(method
     assert len(receiver.requests) == 1
 
 
-async def test_post_dripping_body_is_incomplete() -> None:
-    async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
+async def test_post_dripping_body_is_incomplete():
+    async def drip(request, writer):
         writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
         await drip_forever(writer)
 
@@ -115,10 +106,10 @@ async def test_post_dripping_body_is_incomplete() -> None:
     assert 0 < len(response.body) < 1000
 
 
-async def test_post_reads_at_most_64_kilobytes() -> None:
+async def test_post_reads_at_most_64_kilobytes():
     written = 0
 
-    async def flood(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def flood(request, writer):
         nonlocal written
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1073741824\r\n\r\n")
         while True:
@@ -135,20 +126,20 @@ async def test_post_reads_at_most_64_kilobytes() -> None:
     assert len((await post_to(Receiver(always(reply(200, b"a" * BODY_CAP))))).body) == BODY_CAP
 
 
-async def test_post_does_not_decompress_reply() -> None:
+async def test_post_does_not_decompress_reply():
     response = await post_to(Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))))
 
     assert response.body == b"\x1f\x8bxx"
 
 
-async def test_post_reset_after_headers_is_a_response() -> None:
-    def wait_until_read(writer: asyncio.StreamWriter) -> None:
+async def test_post_reset_after_headers_is_a_response():
+    def wait_until_read(writer):
         """Until the client's kernel has acknowledged all of it."""
         raw = writer.get_extra_info("socket")
         while raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28] != b"\0\0\0\0":
             pass
 
-    async def reset_connection(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def reset_connection(request, writer):
         writer.write(b"HTTP/1.1 400 X\r\ncontent-length: 1000\r\n\r\npart")
         await writer.drain()
         await asyncio.to_thread(wait_until_read, writer)
@@ -159,8 +150,8 @@ async def test_post_reset_after_headers_is_a_response() -> None:
     assert (response.status, response.complete) == (400, False)
 
 
-async def test_post_reset_after_first_byte_is_no_answer() -> None:
-    async def shut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_post_reset_after_first_byte_is_no_answer():
+    async def shut(reader, writer):
         await reader.readexactly(1)
         reset(writer)
 
@@ -169,8 +160,8 @@ async def test_post_reset_after_first_byte_is_no_answer() -> None:
 
 
 @each_row("close", [False, True])
-async def test_post_early_refusal_is_a_response(close: bool) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_post_early_refusal_is_a_response(close):
+    async def refuse(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply(413, b"too large", {"connection": "close"}))
         if close:  # with unread bytes in the socket this is a reset
@@ -182,8 +173,8 @@ async def test_post_early_refusal_is_a_response(close: bool) -> None:
     assert (response.status, response.body) == (413, b"too large")
 
 
-async def test_post_without_a_host_is_not_sent() -> None:
-    def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
+async def test_post_without_a_host_is_not_sent():
+    def unknown(host, port):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     async with transport("127.0.0.1", lookup=unknown) as out:
@@ -197,8 +188,8 @@ async def test_post_without_a_host_is_not_sent() -> None:
             assert "secret-path" not in str(failure.value)
 
 
-async def test_post_without_trusted_tls_is_not_sent(certificate: Contexts) -> None:
-    async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_post_without_trusted_tls_is_not_sent(certificate):
+    async def bad_request(reader, writer):
         await reader.read(1)
         writer.write(reply(400, b"plain HTTP request expected"))
 
@@ -209,7 +200,7 @@ async def test_post_without_trusted_tls_is_not_sent(certificate: Contexts) -> No
         assert receiver.requests == []
 
 
-async def test_post_hanging_handshake_is_not_sent() -> None:
+async def test_post_hanging_handshake_is_not_sent():
     # The kernel accepts into the backlog; no process speaks TLS.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with transport("127.0.0.1") as out:
@@ -219,11 +210,9 @@ async def test_post_hanging_handshake_is_not_sent() -> None:
     assert failure.value.reason == "connect_timeout"
 
 
-async def test_post_connects_to_the_checked_address(
-    certificate: Contexts,
-) -> None:
+async def test_post_connects_to_the_checked_address(certificate):
     server, client = certificate
-    names: list[str] = []
+    names = []
     server.sni_callback = lambda connection, name, context: names.append(name)
 
     async with (
@@ -244,7 +233,7 @@ async def test_post_connects_to_the_checked_address(
         *([each] * 2 for each in ("10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo")),
     ],
 )
-async def test_post_rebinding_name_is_refused(addresses: list[str]) -> None:
+async def test_post_rebinding_name_is_refused(addresses):
     answers = iter(addresses)
     async with Receiver() as receiver, transport(lookup=lambda *_: [_found(next(answers))]) as out:
         for _ in range(2):
@@ -255,9 +244,7 @@ async def test_post_rebinding_name_is_refused(addresses: list[str]) -> None:
         assert receiver.connections == 0
 
 
-async def test_post_opened_network_needs_https_for_names(
-    certificate: Contexts,
-) -> None:
+async def test_post_opened_network_needs_https_for_names(certificate):
     server, client = certificate
     async with (
         Receiver(context=server) as receiver,
@@ -270,14 +257,14 @@ async def test_post_opened_network_needs_https_for_names(
     assert failure.value.reason == "scheme"
 
 
-async def test_post_ignores_environment_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_post_ignores_environment_proxies(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{select_port()}")
     async with Receiver() as receiver, transport("127.0.0.1") as out:
         assert (await post(out, receiver.url)).status == 200
 
 
-async def test_post_shares_connections_if_repeatable_only_and_keeps_no_cookies() -> None:
+async def test_post_shares_connections_if_repeatable_only_and_keeps_no_cookies():
     async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport("127.0.0.1") as out:
         for _ in range(3):
             await post(out, receiver.url, repeatable=True)
@@ -290,10 +277,10 @@ async def test_post_shares_connections_if_repeatable_only_and_keeps_no_cookies()
     assert not [request for request in receiver.requests if "cookie" in request.headers]
 
 
-async def test_post_retries_on_dead_idle_connection() -> None:
+async def test_post_retries_on_dead_idle_connection():
     """The server closes each connection after one reply, and takes a second request on it without an answer."""
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def once(reader, writer):
         receiver.requests.append(await read_request(reader))
         writer.write(reply())
         if receiver.connections == 1:
@@ -308,8 +295,8 @@ async def test_post_retries_on_dead_idle_connection() -> None:
         assert receiver.connections == 2
 
 
-async def test_post_retry_without_connection_is_no_answer() -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_post_retry_without_connection_is_no_answer():
+    async def once(reader, writer):
         await read_request(reader)
         writer.write(reply())
         await read_request(reader)
@@ -322,11 +309,11 @@ async def test_post_retry_without_connection_is_no_answer() -> None:
             await post(out, receiver.url, repeatable=True)
 
 
-async def test_post_retry_to_refused_address_is_no_answer(certificate: Contexts) -> None:
+async def test_post_retry_to_refused_address_is_no_answer(certificate):
     server, client = certificate
     answers = iter(["127.0.0.1", "10.0.0.1"])
 
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def once(reader, writer):
         await read_request(reader)
         writer.write(reply())
         receiver.requests.append(await read_request(reader))
@@ -344,11 +331,11 @@ async def test_post_retry_to_refused_address_is_no_answer(certificate: Contexts)
     assert len(receiver.requests) == 1
 
 
-async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_post_busy_host_is_not_sent(monkeypatch):
     monkeypatch.setattr("scheduling.channels.http_client.PER_HOST", 1)
     arrived = asyncio.Event()
 
-    async def hold(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def hold(request, writer):
         arrived.set()
         await never()
 
@@ -364,8 +351,8 @@ async def test_post_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> No
     assert failure.value.reason == "busy"
 
 
-async def test_post_that_waits_for_its_slot_is_not_sent_and_blames_no_receiver() -> None:
-    async def wait() -> None:
+async def test_post_that_waits_for_its_slot_is_not_sent_and_blames_no_receiver():
+    async def wait():
         await time_out()
 
     async with Receiver() as receiver, transport("127.0.0.1") as out:
@@ -378,11 +365,11 @@ async def test_post_that_waits_for_its_slot_is_not_sent_and_blames_no_receiver()
 
 
 @each_row("repeatable", [False, True])
-async def test_post_whose_connection_closes_while_it_waits_for_its_slot_is_not_sent(repeatable: bool) -> None:
+async def test_post_whose_connection_closes_while_it_waits_for_its_slot_is_not_sent(repeatable):
     """A repeatable one goes on another connection, if it had an idle one before."""
     close, closed = asyncio.Event(), asyncio.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader, writer):
         if repeatable:
             receiver.requests.append(await read_request(reader))
             writer.write(reply())
@@ -392,7 +379,7 @@ async def test_post_whose_connection_closes_while_it_waits_for_its_slot_is_not_s
             closed.set()
         await never()
 
-    async def wait() -> None:
+    async def wait():
         close.set()
         await closed.wait()
         await asyncio.sleep(0.05)  # until the loop has read the reset
@@ -412,7 +399,7 @@ async def test_post_whose_connection_closes_while_it_waits_for_its_slot_is_not_s
 
 
 @contextmanager
-def acting_before_first_byte(act: Callable[[], Awaitable[None]]) -> Iterator[None]:
+def acting_before_first_byte(act):
     outer = before_first_byte.set(act)
     try:
         yield
@@ -420,10 +407,10 @@ def acting_before_first_byte(act: Callable[[], Awaitable[None]]) -> Iterator[Non
         before_first_byte.reset(outer)
 
 
-async def test_post_slow_lookup_does_not_block_others() -> None:
+async def test_post_slow_lookup_does_not_block_others():
     release = threading.Event()
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+    def lookup(host, port):
         if host.startswith("slow"):
             release.wait(10)
         return [_found("127.0.0.1")]
@@ -438,10 +425,10 @@ async def test_post_slow_lookup_does_not_block_others() -> None:
     assert failure.value.reason == "connect_timeout"
 
 
-async def test_post_cancelled_closes_its_connection() -> None:
+async def test_post_cancelled_closes_its_connection():
     arrived = asyncio.Event()
 
-    async def hang(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def hang(request, writer):
         arrived.set()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
         while not writer.transport.is_closing():
@@ -456,5 +443,5 @@ async def test_post_cancelled_closes_its_connection() -> None:
             await task
 
 
-def _found(address: str) -> tuple[Any, ...]:
+def _found(address):
     return (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))

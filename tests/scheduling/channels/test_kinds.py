@@ -1,17 +1,14 @@
 """The contract of every channel kind."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered, InvalidSetting, Message, Outcome, Unknown, channel_kinds
+from scheduling.channels.base import Delivered, InvalidSetting, Unknown, channel_kinds
 from scheduling.channels.email import Email
 from scheduling.channels.log import Log
 from scheduling.channels.robots import DingTalk, Feishu, WeCom
@@ -22,7 +19,7 @@ from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.http_receivers import build_message, time_out
 from tests.support.tables import each_row
 
-MINIMAL: dict[type[Any], dict[str, Any]] = {
+MINIMAL = {
     Webhook: {"url": "https://example.com/"}, WeCom: {}, DingTalk: {}, Feishu: {}, Email: {}, Log: {},
     WeComApp: {"corp_id": "ww1", "agent_id": 7, "secret": "s"},
     WeChatService: {"corp_id": "ww1", "open_kfid": "wk1", "secret": "s"}, DeclaredHttp: {"url": "https://example.com/"},
@@ -34,13 +31,13 @@ every = each_row("kind", list(MINIMAL))
 
 
 @every
-def test_kind_is_registered_and_names_its_receiver(kind: type[Channel]) -> None:
+def test_kind_is_registered_and_names_its_receiver(kind):
     assert channel_kinds()[kind.kind] is kind
     assert kind(MINIMAL[kind], timedelta(seconds=5)).target_key(build_message())
 
 
 @every
-def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
+def test_kind_refuses_unknown_settings(kind):
     with pytest.raises(ValueError, match=r"^colour: is not known here"):
         kind(MINIMAL[kind] | {"colour": "red"}, timedelta(seconds=5))
     with pytest.raises(ValueError, match=r"^colour: is not known here"):
@@ -48,7 +45,7 @@ def test_kind_refuses_unknown_settings(kind: type[Channel]) -> None:
 
 
 @every
-def test_kind_takes_or_refuses_any_value(kind: type[Channel]) -> None:
+def test_kind_takes_or_refuses_any_value(kind):
     odd = (
         None, "", [], {}, 0, -1, True, False, 1.5, 10**20, float("nan"), "\0", "\ud800", "9" * 5_000, [[]], [{}],
         {"a": []}, {1: 2}, {"field": "a", "op": []}, {"field": [], "op": "in"}, [{"code": [[]]}], [{"then": []}],
@@ -67,13 +64,13 @@ def test_kind_takes_or_refuses_any_value(kind: type[Channel]) -> None:
     "kind, name, values",
     [(Webhook, "secret", [0, False, {}]), (DeclaredHttp, "errors", [0, False, "", {}])],
 )
-def test_empty_value_of_another_type_is_refused(kind: type[Channel], name: str, values: list[Any]) -> None:
+def test_empty_value_of_another_type_is_refused(kind, name, values):
     for value in values:
         with pytest.raises(InvalidSetting, match=f"^{name}: must be"):
             kind(MINIMAL[kind] | {name: value}, timedelta(seconds=5))
 
 
-async def test_log_channel_shows_body_at_debug_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_channel_shows_body_at_debug_only(monkeypatch):
     everything = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger("debug"))
     monkeypatch.setattr("scheduling.channels.log.logger", everything)
     with structlog.testing.capture_logs() as lines:
@@ -86,7 +83,7 @@ async def test_log_channel_shows_body_at_debug_only(monkeypatch: pytest.MonkeyPa
     assert (debug["log_level"], debug["body"]) == ("debug", build_message().body)
 
 
-async def test_log_channel_writes_standard_log_line(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_log_channel_writes_standard_log_line(capsys):
     """It goes past `logging`, which the others go through."""
     message = build_message(user_id="客户", target={"url": "of the channel's former kind"})
     assert isinstance(await Log({}, timedelta(seconds=1)).send(message), Delivered)
@@ -97,16 +94,16 @@ async def test_log_channel_writes_standard_log_line(capsys: pytest.CaptureFixtur
     assert line["timestamp"].endswith("Z")
 
 
-async def test_log_channel_delivers_with_closed_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_channel_delivers_with_closed_stderr(monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stderr", closed)
     assert await Log({}, timedelta(seconds=1)).send(build_message()) == Delivered("logged")
 
 
-async def test_channel_that_never_ends_is_unknown() -> None:
+async def test_channel_that_never_ends_is_unknown():
     class Endless(Log):
-        async def attempt(self, message: Message) -> Outcome:
+        async def attempt(self, message):
             await time_out()
             raise AssertionError
 

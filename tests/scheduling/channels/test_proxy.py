@@ -1,15 +1,10 @@
 """Requests through a forward proxy: what it gets, what it may reach, and what a failure of it means."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import threading
-from typing import Any
 
 import pytest
-from pytest_django import Settings
-from redis import Redis
 
 from config.local.processes import select_port
 from scheduling.channels.base import (
@@ -21,7 +16,7 @@ from scheduling.channels.base import (
     Transient,
     Unknown,
 )
-from scheduling.channels.http_client import LOOKUP_THREADS, Lookup, before_first_byte, close_shared_transport
+from scheduling.channels.http_client import LOOKUP_THREADS, before_first_byte, close_shared_transport
 from scheduling.channels.vendors import wechat
 from scheduling.channels.vendors.declared import DeclaredHttp
 from scheduling.channels.vendors.wechat import WeChatService
@@ -29,9 +24,7 @@ from scheduling.channels.webhook import Webhook
 from tests.scheduling.channels.forward_proxy import ForwardProxy
 from tests.scheduling.channels.http_receivers import (
     LONG,
-    Contexts,
     Receiver,
-    Request,
     always,
     build_message,
     end_time_limits,
@@ -49,10 +42,10 @@ LOGIN, PASSWORD = "buyer:s%40cret-word", "s@cret-word"
 PUBLIC = "93.184.216.34"
 
 
-def lookup_of(**names: list[str] | OSError) -> Lookup:
+def lookup_of(**names):
     """Resolve `touch_test` as touch.test. Others are unknown."""
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+    def lookup(host, port):
         found = names.get(host.replace(".", "_"), socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
         if isinstance(found, OSError):
             raise found
@@ -61,13 +54,13 @@ def lookup_of(**names: list[str] | OSError) -> Lookup:
     return lookup
 
 
-def with_login(proxy: ForwardProxy, login: str = LOGIN) -> str:
+def with_login(proxy, login=LOGIN):
     return proxy.url.replace("://", f"://{login}@")
 
 
 @each_row("proxy_scheme", ["http", "https"])
 @each_row("scheme", ["http", "https"])
-async def test_request_goes_through_proxy_with_password(certificate: Contexts, scheme: str, proxy_scheme: str) -> None:
+async def test_request_goes_through_proxy_with_password(certificate, scheme, proxy_scheme):
     server, client = certificate
     context, proxy_context = (server if each == "https" else None for each in (scheme, proxy_scheme))
     async with (
@@ -86,13 +79,13 @@ async def test_request_goes_through_proxy_with_password(certificate: Contexts, s
     assert proxy.targets == [line]
 
 
-async def test_proxy_gets_the_checked_address_and_target_its_name(certificate: Contexts) -> None:
+async def test_proxy_gets_the_checked_address_and_target_its_name(certificate):
     server, client = certificate
-    names: list[str] = []
+    names = []
     server.sni_callback = lambda connection, name, context: names.append(name)
     answers = iter([[PUBLIC], ["10.0.0.1"]])
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+    def lookup(host, port):
         return lookup_of(touch_test=next(answers))(host, port)
 
     async with (
@@ -111,7 +104,7 @@ async def test_proxy_gets_the_checked_address_and_target_its_name(certificate: C
 
 
 @each_row("scheme", ["http", "https"])
-async def test_host_allowed_by_name_is_resolved_by_the_proxy(certificate: Contexts, scheme: str) -> None:
+async def test_host_allowed_by_name_is_resolved_by_the_proxy(certificate, scheme):
     server, client = certificate
     async with (
         Receiver(context=server if scheme == "https" else None) as receiver,
@@ -124,7 +117,7 @@ async def test_host_allowed_by_name_is_resolved_by_the_proxy(certificate: Contex
     assert proxy.targets == [f"CONNECT {target}" if scheme == "https" else f"POST http://{target}/hook"]
 
 
-async def test_name_unknown_here_is_not_sent_and_names_the_way_out() -> None:
+async def test_name_unknown_here_is_not_sent_and_names_the_way_out():
     async with ForwardProxy() as proxy, transport(proxy=proxy.url, lookup=lookup_of()) as out:
         with pytest.raises(NotSent, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS") as failure:
             await post(out, "https://only-the-proxy.test/")
@@ -137,7 +130,7 @@ async def test_name_unknown_here_is_not_sent_and_names_the_way_out() -> None:
     "url",
     ["https://rebind.test/", "https://10.0.0.1/", "https://localhost/", "http://rebind.test/"],
 )
-async def test_private_target_behind_proxy_is_refused(url: str) -> None:
+async def test_private_target_behind_proxy_is_refused(url):
     found = lookup_of(rebind_test=["127.0.0.1", "10.0.0.1"])
     async with ForwardProxy() as proxy, transport(proxy=proxy.url, lookup=found) as out:
         with pytest.raises(DestinationRefused):
@@ -146,7 +139,7 @@ async def test_private_target_behind_proxy_is_refused(url: str) -> None:
     assert proxy.connections == 0
 
 
-async def test_proxy_that_cannot_reach_an_address_is_asked_for_the_next(certificate: Contexts) -> None:
+async def test_proxy_that_cannot_reach_an_address_is_asked_for_the_next(certificate):
     server, client = certificate
     found = lookup_of(touch_test=["2606:2800:220:1::1", PUBLIC])
     async with (
@@ -159,12 +152,12 @@ async def test_proxy_that_cannot_reach_an_address_is_asked_for_the_next(certific
     assert proxy.targets == ["CONNECT [2606:2800:220:1::1]:443", f"CONNECT {PUBLIC}:443"]
 
 
-async def test_name_that_is_not_answered_delays_no_other_target(certificate: Contexts) -> None:
+async def test_name_that_is_not_answered_delays_no_other_target(certificate):
     """Each request looked the name up in a thread of its own, and no thread was left."""
     server, client = certificate
     release = threading.Event()
 
-    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+    def lookup(host, port):
         if host == "slow.test":
             release.wait(60)
         return lookup_of(slow_test=[PUBLIC], touch_test=[PUBLIC])(host, port)
@@ -196,13 +189,13 @@ async def test_name_that_is_not_answered_delays_no_other_target(certificate: Con
         ({"answer": "hang"}, LOGIN, "connect_timeout"),
     ],
 )
-async def test_proxy_that_opens_no_tunnel_means_not_sent(broken: Any, login: str, reason: str) -> None:
-    marked: list[bool] = []
+async def test_proxy_that_opens_no_tunnel_means_not_sent(broken, login, reason):
+    marked = []
 
-    async def mark() -> None:
+    async def mark():
         marked.append(True)
 
-    async def hang(request: Request, writer: asyncio.StreamWriter) -> None:
+    async def hang(request, writer):
         end_time_limits()
         await never()
 
@@ -224,7 +217,7 @@ async def test_proxy_that_opens_no_tunnel_means_not_sent(broken: Any, login: str
 
 @each_row("url", ["https://127.0.0.1:1/", "http://127.0.0.1:1/"])
 @each_row("host", ["127.0.0.1", "no-such-proxy.test"])
-async def test_proxy_that_is_down_means_not_sent(url: str, host: str) -> None:
+async def test_proxy_that_is_down_means_not_sent(url, host):
     proxy = f"http://{LOGIN}@{host}:{select_port()}"
     async with transport("127.0.0.1", proxy=proxy, lookup=lookup_of()) as out:
         with pytest.raises(NotSent, match="the proxy") as failure:
@@ -233,7 +226,7 @@ async def test_proxy_that_is_down_means_not_sent(url: str, host: str) -> None:
     assert failure.value.reason == "proxy"
 
 
-async def test_untrusted_target_behind_proxy_is_not_sent(certificate: Contexts) -> None:
+async def test_untrusted_target_behind_proxy_is_not_sent(certificate):
     async with (
         Receiver(context=certificate[0]) as receiver,
         ForwardProxy() as proxy,
@@ -256,9 +249,7 @@ async def test_untrusted_target_behind_proxy_is_not_sent(certificate: Contexts) 
         (ForwardProxy(answer=hang_up), False, Unknown, "disconnected"),
     ],
 )
-async def test_plain_request_ends_as_at_a_gateway(
-    settings: Settings, proxy: ForwardProxy, repeatable: bool, outcome: type, reason: str
-) -> None:
+async def test_plain_request_ends_as_at_a_gateway(settings, proxy, repeatable, outcome, reason):
     await close_shared_transport()  # of another proxy
     async with proxy:
         settings.AFTERTOUCH_HTTP_PROXY = proxy.url
@@ -269,7 +260,7 @@ async def test_plain_request_ends_as_at_a_gateway(
     assert ended.reason == reason
 
 
-async def test_target_that_dies_behind_proxy_is_no_answer(certificate: Contexts) -> None:
+async def test_target_that_dies_behind_proxy_is_no_answer(certificate):
     server, client = certificate
     async with (
         Receiver(hang_up, context=server) as receiver,
@@ -281,7 +272,7 @@ async def test_target_that_dies_behind_proxy_is_no_answer(certificate: Contexts)
 
 
 @each_row("scheme", ["http", "https"])
-async def test_connections_through_proxy_are_reused_if_repeatable_only(certificate: Contexts, scheme: str) -> None:
+async def test_connections_through_proxy_are_reused_if_repeatable_only(certificate, scheme):
     server, client = certificate
     async with (
         Receiver(context=server if scheme == "https" else None) as receiver,
@@ -297,7 +288,7 @@ async def test_connections_through_proxy_are_reused_if_repeatable_only(certifica
     assert (proxy.connections, receiver.connections, len(receiver.requests)) == (3, 3, 5)
 
 
-async def test_names_of_one_address_share_no_connection(certificate: Contexts) -> None:
+async def test_names_of_one_address_share_no_connection(certificate):
     server, client = certificate
     found = lookup_of(touch_test=[PUBLIC], other_test=[PUBLIC])
     async with (
@@ -313,7 +304,7 @@ async def test_names_of_one_address_share_no_connection(certificate: Contexts) -
     assert len(receiver.requests) == 1
 
 
-async def test_private_proxy_of_installation_is_used_and_opens_no_target(certificate: Contexts) -> None:
+async def test_private_proxy_of_installation_is_used_and_opens_no_target(certificate):
     server, client = certificate
     found = lookup_of(proxy_test=["127.0.0.1"], touch_test=[PUBLIC])
     async with Receiver(context=server) as receiver, ForwardProxy(port_of=lambda target: receiver.port) as proxy:
@@ -328,7 +319,7 @@ async def test_private_proxy_of_installation_is_used_and_opens_no_target(certifi
     assert len(proxy.targets) == 2
 
 
-async def test_private_proxy_of_channel_needs_permission() -> None:
+async def test_private_proxy_of_channel_needs_permission():
     found = lookup_of(proxy_test=["127.0.0.1"], touch_test=[PUBLIC])
     async with ForwardProxy(refusals={"": reply(502)}) as proxy:
         own = f"http://proxy.test:{proxy.port}"
@@ -343,7 +334,7 @@ async def test_private_proxy_of_channel_needs_permission() -> None:
                     await post(out, "https://touch.test/", proxy=own)
 
 
-async def test_plain_request_is_not_shown_to_a_proxy_of_an_editor() -> None:
+async def test_plain_request_is_not_shown_to_a_proxy_of_an_editor():
     async with Receiver() as receiver, transport("127.0.0.1") as out:
         with pytest.raises(DestinationRefused) as failure:
             await post(out, receiver.url, proxy=f"http://{PUBLIC}:3128")
@@ -351,7 +342,7 @@ async def test_plain_request_is_not_shown_to_a_proxy_of_an_editor() -> None:
     assert failure.value.reason == "scheme"
 
 
-async def test_proxy_of_channel_overrides_that_of_installation(settings: Settings) -> None:
+async def test_proxy_of_channel_overrides_that_of_installation(settings):
     async with Receiver() as receiver, ForwardProxy() as shared, ForwardProxy(login=f"buyer:{PASSWORD}") as own:
         settings.AFTERTOUCH_HTTP_PROXY = shared.url
         for config in ({}, {"proxy": ""}, {"proxy": with_login(own)}, {"proxy": "direct"}):
@@ -363,9 +354,7 @@ async def test_proxy_of_channel_overrides_that_of_installation(settings: Setting
 
 @each_row("kind", [Webhook, DeclaredHttp, *SERVERS, *SETTINGS])
 @each_row("own", [False, True])
-async def test_every_kind_uses_the_proxy(
-    settings: Settings, token_server: Redis, monkeypatch: pytest.MonkeyPatch, kind: Any, own: bool
-) -> None:
+async def test_every_kind_uses_the_proxy(settings, token_server, monkeypatch, kind, own):
     """Also for access tokens."""
     monkeypatch.setattr(wechat, "LONGEST_SYNC", LONG)
     ok = b'{"errcode": 0, "access_token": "a-token-of-the-vendor", "expires_in": 7200, "code": 0}'

@@ -1,19 +1,14 @@
-from __future__ import annotations
-
 import socket
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 
 import structlog
-from pytest_django import Settings
-from redis import Redis
 
 from config.local.processes import select_port
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import UNAVAILABLE_DELAY, Grant, QuotaGate
 from tests.scheduling.channels.conftest import age_slots
+from tests.support.second_connection import run_concurrently
 
 ZERO, MILLISECOND = timedelta(0), timedelta(milliseconds=1)
 MICROSECOND, MINUTE, HOUR = timedelta(microseconds=1), timedelta(minutes=1), timedelta(hours=1)
@@ -21,7 +16,7 @@ TWENTY = (Quota(20, MINUTE),)
 KEY = "wecom:https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=secret"
 
 
-def test_quota_grants_limit_and_next_free_time(gate: QuotaGate) -> None:
+def test_quota_grants_limit_and_next_free_time(gate):
     assert gate.acquire(TWENTY, {KEY: 15}) == {KEY: Grant(15, ZERO)}
 
     grant = gate.acquire(TWENTY, {KEY: 15})[KEY]
@@ -32,26 +27,23 @@ def test_quota_grants_limit_and_next_free_time(gate: QuotaGate) -> None:
     assert gate.acquire(TWENTY, {"another": 1})["another"].granted == 1
 
 
-def test_quota_32_racing_workers_get_exactly_the_limit(server: Redis, valkey_url: str) -> None:
+def test_quota_32_racing_workers_get_exactly_the_limit(server, valkey_url):
     gates = [QuotaGate.connect(valkey_url) for _ in range(32)]
-    start = threading.Barrier(32)
 
-    def race(gate: QuotaGate) -> int:
-        start.wait()
-        return sum(gate.acquire(TWENTY, {KEY: 1})[KEY].granted for _ in range(10))
+    def acquire(number):
+        return sum(gates[number].acquire(TWENTY, {KEY: 1})[KEY].granted for _ in range(10))
 
-    with ThreadPoolExecutor(32) as threads:
-        granted = sum(threads.map(race, gates))
+    granted = sum(run_concurrently(32, acquire))
     for gate in gates:
         gate.close()
 
     assert granted == 20
 
 
-def test_quota_window_never_exceeds_the_limit(gate: QuotaGate, server: Redis) -> None:
+def test_quota_window_never_exceeds_the_limit(gate, server):
     """Ask as fast as possible for two seconds' worth of windows, and check every grant by the server's own clock."""
     quota = (Quota(5, timedelta(milliseconds=50)), Quota(12, timedelta(milliseconds=200)))
-    granted_at: list[tuple[int, int]] = []
+    granted_at = []
     while len(granted_at) < 40:
         before = _microseconds(server)
         count = gate.acquire(quota, {KEY: 3})[KEY].granted
@@ -62,7 +54,7 @@ def test_quota_window_never_exceeds_the_limit(gate: QuotaGate, server: Redis) ->
             assert one_too_many[1] - first[0] >= window, (limit, window)
 
 
-def test_quota_slot_is_free_at_the_stated_time(gate: QuotaGate, server: Redis) -> None:
+def test_quota_slot_is_free_at_the_stated_time(gate, server):
     quota = (Quota(1, timedelta(milliseconds=30)),)
     while (denied := gate.acquire(quota, {KEY: 1})[KEY]).granted:
         pass  # the first, and one more for each window that the machine stalls
@@ -75,7 +67,7 @@ def test_quota_slot_is_free_at_the_stated_time(gate: QuotaGate, server: Redis) -
     assert gate.acquire(quota, {KEY: 1})[KEY].granted == 1
 
 
-def test_quota_muted_target_gets_no_grant_until_its_longest_mute_ends(gate: QuotaGate, server: Redis) -> None:
+def test_quota_muted_target_gets_no_grant_until_its_longest_mute_ends(gate, server):
     gate.acquire(TWENTY, {KEY: 3})
     for minutes in (1, 10, 1):
         assert gate.throttle(KEY, minutes * MINUTE)
@@ -91,14 +83,14 @@ def test_quota_muted_target_gets_no_grant_until_its_longest_mute_ends(gate: Quot
     assert all(0 < server.pttl(key) <= 600_000 for key in keys)
 
 
-def test_quota_script_is_reloaded_after_flush(gate: QuotaGate, server: Redis) -> None:
+def test_quota_script_is_reloaded_after_flush(gate, server):
     gate.acquire(TWENTY, {KEY: 1})
     server.script_flush()
 
     assert gate.acquire(TWENTY, {KEY: 1, "b": 2}) == {KEY: Grant(1, ZERO), "b": Grant(2, ZERO)}
 
 
-def test_quota_keeps_the_grants_that_another_row_counts(gate: QuotaGate, server: Redis) -> None:
+def test_quota_keeps_the_grants_that_another_row_counts(gate, server):
     """Two channel rows with one receiver: the second has a small limit in a short window."""
     gate.acquire((Quota(3, HOUR),), {KEY: 3})
     for _ in range(5):
@@ -114,7 +106,7 @@ def test_quota_keeps_the_grants_that_another_row_counts(gate: QuotaGate, server:
     assert HOUR - MINUTE < timedelta(milliseconds=server.pttl(name)) <= HOUR + MILLISECOND
 
 
-def test_moved_slot_of_another_row_keeps_all_grants(gate: QuotaGate, server: Redis) -> None:
+def test_moved_slot_of_another_row_keeps_all_grants(gate, server):
     gate.acquire((Quota(3, HOUR),), {KEY: 3})
     short = (Quota(5, MILLISECOND),)
     slot = gate.acquire(short, {KEY: 1})[KEY].slot
@@ -127,7 +119,7 @@ def test_moved_slot_of_another_row_keeps_all_grants(gate: QuotaGate, server: Red
     assert gate.acquire((Quota(3, HOUR),), {KEY: 1})[KEY].granted == 0
 
 
-def test_log_of_one_row_is_no_longer_than_its_limit(gate: QuotaGate, server: Redis) -> None:
+def test_log_of_one_row_is_no_longer_than_its_limit(gate, server):
     quotas = (Quota(3, 2 * MILLISECOND), Quota(20, 20 * MILLISECOND))
     granted = 0
     while granted < 100:
@@ -135,7 +127,7 @@ def test_log_of_one_row_is_no_longer_than_its_limit(gate: QuotaGate, server: Red
         assert max(map(server.llen, server.keys()), default=0) <= 20
 
 
-def test_quota_clock_set_back_shortens_no_window(gate: QuotaGate, server: Redis) -> None:
+def test_quota_clock_set_back_shortens_no_window(gate, server):
     gate.acquire(TWENTY, {KEY: 20})
     (name,) = server.keys()
     ahead = [int(instant) + 600_000_000 for instant in server.lrange(name, 0, -1)]
@@ -145,7 +137,7 @@ def test_quota_clock_set_back_shortens_no_window(gate: QuotaGate, server: Redis)
     assert gate.acquire(TWENTY, {KEY: 1})[KEY].granted == 0
 
 
-def test_quota_wrong_key_type_grants_nothing(gate: QuotaGate, server: Redis) -> None:
+def test_quota_wrong_key_type_grants_nothing(gate, server):
     gate.acquire(TWENTY, {KEY: 1})
     (name,) = server.keys()
     server.set(name, "x")
@@ -155,7 +147,7 @@ def test_quota_wrong_key_type_grants_nothing(gate: QuotaGate, server: Redis) -> 
     assert [(line["event"], line["error"][:9]) for line in lines] == [("quota_script_failed", "WRONGTYPE")]
 
 
-def test_quota_without_redis_grants_nothing() -> None:
+def test_quota_without_redis_grants_nothing():
     gate = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
 
     assert gate.acquire(TWENTY, {KEY: 1}) == {KEY: Grant(0, UNAVAILABLE_DELAY)}
@@ -165,7 +157,7 @@ def test_quota_without_redis_grants_nothing() -> None:
     gate.close()
 
 
-def test_quota_silent_redis_times_out(settings: Settings) -> None:
+def test_quota_silent_redis_times_out(settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, redis_quota=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         gate = QuotaGate.connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
@@ -180,7 +172,7 @@ def test_quota_silent_redis_times_out(settings: Settings) -> None:
         gate.close()
 
 
-def test_quota_margin_widens_each_window(server: Redis, valkey_url: str) -> None:
+def test_quota_margin_widens_each_window(server, valkey_url):
     """By the slots that are reserved and the server's clock around the question."""
     gate = QuotaGate.connect(valkey_url, margin=timedelta(seconds=2))
     gate.acquire(TWENTY, {KEY: 20})
@@ -195,12 +187,12 @@ def test_quota_margin_widens_each_window(server: Redis, valkey_url: str) -> None
     gate.close()
 
 
-def _microseconds(server: Redis) -> int:
+def _microseconds(server):
     seconds, microseconds = server.time()
     return int(seconds * 1_000_000 + microseconds)
 
 
-def test_moved_slot_counts_from_now(gate: QuotaGate, server: Redis) -> None:
+def test_moved_slot_counts_from_now(gate, server):
     quota = (Quota(2, HOUR),)
     slot = gate.acquire(quota, {KEY: 2})[KEY].slot
     age_slots(server, HOUR * 3 / 4)
@@ -213,7 +205,7 @@ def test_moved_slot_counts_from_now(gate: QuotaGate, server: Redis) -> None:
     assert gate.acquire(quota, {KEY: 2})[KEY].granted == 1, "the slot that was moved still counts"
 
 
-def test_slot_moves_only_where_its_window_has_a_place(gate: QuotaGate, server: Redis) -> None:
+def test_slot_moves_only_where_its_window_has_a_place(gate, server):
     quota = (Quota(2, HOUR),)
     late = gate.acquire(quota, {KEY: 2})[KEY].slot - HOUR // MICROSECOND
     age_slots(server, HOUR)
@@ -228,7 +220,7 @@ def test_slot_moves_only_where_its_window_has_a_place(gate: QuotaGate, server: R
     assert gate.move(quota, KEY, late - HOUR // MICROSECOND)[0] >= later.slot
 
 
-def test_muted_target_moves_no_slot(gate: QuotaGate) -> None:
+def test_muted_target_moves_no_slot(gate):
     slot = gate.acquire(TWENTY, {KEY: 1})[KEY].slot
     gate.throttle(KEY, MINUTE)
 

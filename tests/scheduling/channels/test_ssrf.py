@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from base64 import b64decode
 from ipaddress import ip_address
 
@@ -60,7 +58,7 @@ HOSTILE = [
 
 
 @each_row("url, reason", HOSTILE)
-def test_hostile_url_is_refused(url: str, reason: str) -> None:
+def test_hostile_url_is_refused(url, reason):
     with pytest.raises(DestinationRefused) as refused:
         check_url(url, NOTHING)
 
@@ -81,18 +79,18 @@ def test_hostile_url_is_refused(url: str, reason: str) -> None:
         "https://127.0.0.1.example.com/",
     ],
 )
-def test_public_url_is_admitted(url: str) -> None:
+def test_public_url_is_admitted(url):
     assert check_url(url, NOTHING).scheme == "https"
 
 
-def test_ascii_url_is_kept_byte_for_byte() -> None:
+def test_ascii_url_is_kept_byte_for_byte():
     url = "https://example.com/a%2Fb/../c?sign=a%2Fb%2Bc%3D&x='"
 
     assert str(check_url(url, NOTHING)) == url
     assert str(check_url(url + "#part", NOTHING)) == url
 
 
-def test_chinese_host_is_encoded_once() -> None:
+def test_chinese_host_is_encoded_once():
     assert str(check_url("https://例子.测试/路?问=答", NOTHING)).startswith(
         "https://xn--fsqu00a.xn--0zwm56d/%E8%B7%AF?"
     )
@@ -101,7 +99,7 @@ def test_chinese_host_is_encoded_once() -> None:
 @each_row(
     "text", ["64:ff9b::808:808", "1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"]
 )
-def test_public_address_is_public(text: str) -> None:
+def test_public_address_is_public(text):
     assert is_public(ip_address(text))
 
 
@@ -122,7 +120,7 @@ def test_public_address_is_public(text: str) -> None:
         ("fd00::/8", "https://[fd00::1]/x", True),
     ],
 )
-def test_private_hosts_open_only_what_they_name(entry: str, url: str, opened: bool) -> None:
+def test_private_hosts_open_only_what_they_name(entry, url, opened):
     private = PrivateHosts.parse([entry])
 
     if opened:
@@ -133,7 +131,7 @@ def test_private_hosts_open_only_what_they_name(entry: str, url: str, opened: bo
 
 
 @each_row("entry", ["", "a b", "http://x", "host:port", "user@host", "x/y", "-x", "host:99999", "10.0.0.0/99"])
-def test_invalid_private_host_is_refused(entry: str) -> None:
+def test_invalid_private_host_is_refused(entry):
     with pytest.raises(ValueError, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
         PrivateHosts.parse([entry])
 
@@ -148,7 +146,7 @@ def test_invalid_private_host_is_refused(entry: str) -> None:
         ("http://buyer@proxy:3128", "http://proxy:3128", "buyer:"),
     ],
 )
-def test_proxy_is_parsed(text: str, url: str, login: str) -> None:
+def test_proxy_is_parsed(text, url, login):
     proxy = parse_proxy(text)
     given = proxy.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
     assert (str(proxy.url), b64decode(given).decode()) == (url, login)
@@ -164,7 +162,7 @@ def test_proxy_is_parsed(text: str, url: str, login: str) -> None:
         "http://u:s3cret\r\n@proxy:3128", "http://" + "a" * 2_100 + ":3128", "http://u:s3cret@proxy:port",
     ],
 )  # fmt: skip
-def test_invalid_proxy_is_refused_without_its_password(text: str) -> None:
+def test_invalid_proxy_is_refused_without_its_password(text):
     with pytest.raises(DestinationRefused) as failure:
         check_proxy(text, NOTHING)
     assert failure.value.reason == "bad_url"
@@ -172,7 +170,7 @@ def test_invalid_proxy_is_refused_without_its_password(text: str) -> None:
 
 
 @each_row("host", ["10.0.0.1", "[::1]", "localhost", "a.localhost", "169.254.169.254"])
-def test_private_proxy_of_a_channel_needs_permission_or_that_of_the_installation(host: str) -> None:
+def test_private_proxy_of_a_channel_needs_permission_or_that_of_the_installation(host):
     text = f"http://{host}:3128"
     with pytest.raises(DestinationRefused) as failure:
         check_proxy(text, NOTHING)

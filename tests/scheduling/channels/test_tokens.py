@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -14,6 +10,7 @@ from scheduling.channels.base import NoAnswer, NotSent
 from scheduling.channels.vendors.base import Token, TokenCache, TokenRefused
 from scheduling.redis_client import connect_redis
 from tests.scheduling.channels.conftest import age_tokens, own_database
+from tests.support.second_connection import run_concurrently
 from tests.support.tables import each_row
 
 LIMIT = timedelta(seconds=60)
@@ -23,14 +20,14 @@ HOURS = timedelta(hours=2)
 class Vendor:
     """Counts the fetches of all processes."""
 
-    def __init__(self, lifetime: timedelta = HOURS, delay: float = 0.0) -> None:
+    def __init__(self, lifetime=HOURS, delay=0.0):
         self.fetches = 0
         self.lifetime = lifetime
         self.delay = delay
-        self.error: Exception | None = None
+        self.error = None
         self._counting = threading.Lock()
 
-    async def __call__(self) -> Token:
+    async def __call__(self):
         with self._counting:
             self.fetches += 1
             text = f"secret-token-{self.fetches}"
@@ -40,40 +37,29 @@ class Vendor:
         return Token(text, self.lifetime)
 
 
-def connect(server: Redis, count: int = 1) -> list[TokenCache]:
+def connect(server, count=1):
     """Each cache has a memory and connections of its own, as each process has."""
     return [TokenCache(Redis.from_url(own_database())) for _ in range(count)]
 
 
-def test_token_32_processes_with_10_messages_each_fetch_once(server: Redis) -> None:
-    vendor, caches, start = Vendor(delay=0.2), connect(server, 32), threading.Barrier(32)
+def test_token_32_processes_with_10_messages_each_fetch_once(server):
+    vendor, caches = Vendor(delay=0.2), connect(server, 32)
 
-    async def ask(cache: TokenCache) -> list[str]:
+    async def ask(cache):
         return await asyncio.gather(*(cache.get("a", vendor, LIMIT) for _ in range(10)))
 
-    def race(cache: TokenCache) -> list[str]:
-        start.wait()
-        return asyncio.run(ask(cache))
-
-    with ThreadPoolExecutor(32) as threads:
-        found = {token for tokens in threads.map(race, caches) for token in tokens}
+    answers = run_concurrently(32, lambda number: asyncio.run(ask(caches[number])))
+    found = {token for tokens in answers for token in tokens}
     assert (found, vendor.fetches) == ({"secret-token-1"}, 1)
 
     # All of them learn at once that the vendor has ended the token.
     age_tokens(server)
-
-    def refresh(cache: TokenCache) -> str:
-        start.wait()
-        return asyncio.run(cache.get("a", vendor, LIMIT, stale="secret-token-1"))
-
-    with ThreadPoolExecutor(32) as threads:
-        found = set(threads.map(refresh, caches))
+    refresh = [cache.get("a", vendor, LIMIT, stale="secret-token-1") for cache in caches]
+    found = set(run_concurrently(32, lambda number: asyncio.run(refresh[number])))
     assert (found, vendor.fetches) == ({"secret-token-2"}, 2)
 
 
-async def test_token_is_stored_encrypted_and_expires_before_the_vendors(
-    server: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_token_is_stored_encrypted_and_expires_before_the_vendors(server, caplog):
     caplog.set_level(logging.DEBUG)
     (cache,) = connect(server)
 
@@ -86,7 +72,7 @@ async def test_token_is_stored_encrypted_and_expires_before_the_vendors(
     assert token not in caplog.text
 
 
-async def test_token_short_life_is_fetched_again_after_its_end(server: Redis) -> None:
+async def test_token_short_life_is_fetched_again_after_its_end(server):
     (cache,) = connect(server)
     vendor = Vendor(lifetime=timedelta(milliseconds=200))
 
@@ -98,7 +84,7 @@ async def test_token_short_life_is_fetched_again_after_its_end(server: Redis) ->
 
 
 @each_row("error", [TokenRefused("token_refused", "40001"), NoAnswer("timeout"), NotSent("connect")])
-async def test_token_failed_fetch_is_shared_and_never_unknown(server: Redis, error: Exception) -> None:
+async def test_token_failed_fetch_is_shared_and_never_unknown(server, error):
     server.flushdb()
     vendor = Vendor()
     vendor.error = error
@@ -109,7 +95,7 @@ async def test_token_failed_fetch_is_shared_and_never_unknown(server: Redis, err
     assert vendor.fetches == 1
 
 
-async def test_token_refused_right_after_its_fetch_is_not_fetched_again(server: Redis) -> None:
+async def test_token_refused_right_after_its_fetch_is_not_fetched_again(server):
     vendor, (first, second) = Vendor(), connect(server, 2)
     token = await first.get("a", vendor, LIMIT)
     for cache in (first, second):
@@ -118,10 +104,10 @@ async def test_token_refused_right_after_its_fetch_is_not_fetched_again(server: 
     assert vendor.fetches == 1
 
 
-async def test_token_vendor_that_repeats_the_refused_token_raises(server: Redis) -> None:
+async def test_token_vendor_that_repeats_the_refused_token_raises(server):
     (cache,) = connect(server)
 
-    async def same() -> Token:
+    async def same():
         return Token("secret-token-1", HOURS)
 
     await cache.get("a", same, LIMIT)
@@ -130,7 +116,7 @@ async def test_token_vendor_that_repeats_the_refused_token_raises(server: Redis)
         await cache.get("a", same, LIMIT, stale="secret-token-1")
 
 
-async def test_token_lock_of_a_killed_process_ends(server: Redis) -> None:
+async def test_token_lock_of_a_killed_process_ends(server):
     (cache,) = connect(server)
     vendor = Vendor()
     await cache.get("a", vendor, LIMIT)
@@ -142,15 +128,15 @@ async def test_token_lock_of_a_killed_process_ends(server: Redis) -> None:
     assert await other.get("a", vendor, LIMIT) == "secret-token-2"
 
 
-async def test_token_without_redis_is_not_sent() -> None:
+async def test_token_without_redis_is_not_sent():
     cache = TokenCache(connect_redis("redis://127.0.0.1:1/0", timeout=1))
     with pytest.raises(NotSent, match="token_unavailable"):
         await cache.get("a", Vendor(), LIMIT)
 
 
-async def test_token_slow_vendor_ends_at_the_limit(server: Redis) -> None:
+async def test_token_slow_vendor_ends_at_the_limit(server):
     (cache,) = connect(server)
-    vendor: Any = Vendor(delay=30)
+    vendor = Vendor(delay=30)
     with pytest.raises(NotSent, match="token_unavailable"):
         await cache.get("a", vendor, timedelta(milliseconds=300))
     assert not server.keys("*:lock")

@@ -1,11 +1,8 @@
 """The tables of codes in the how-to pages are those of the channels."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
-from scheduling.channels.answers import CodedAnswers, Refusal
 from scheduling.channels.robots import DingTalk, Feishu, WeCom
 from scheduling.channels.vendors.sms import AliyunSms, TencentSms
 from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeComApp
@@ -16,7 +13,7 @@ PAGES = Path(__file__).parents[3] / "docs/how-to"
 ROW = re.compile(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 
 
-def describe(refusal: Refusal, code: str) -> str:
+def describe(refusal, code):
     if refusal.stale_token:
         return "new token, then once more"
     if refusal.unclear:
@@ -39,7 +36,7 @@ def describe(refusal: Refusal, code: str) -> str:
         (AliyunSms, "send-by-sms.md", "### sms_aliyun"), (TencentSms, "send-by-sms.md", "### sms_tencent"),
     ],
 )  # fmt: skip
-def test_page_lists_each_code_with_its_effect(kind: type[CodedAnswers], page: str, heading: str) -> None:
+def test_page_lists_each_code_with_its_effect(kind, page, heading):
     part = re.split(r"\n##", (PAGES / page).read_text("utf-8").split(heading, 1)[1])[0]
     assert dict(ROW.findall(part)) == {
         str(code): describe(refusal, str(code)) for code, refusal in kind.refusals.items()

@@ -1,20 +1,15 @@
 """Messages to one person, sent to servers that respond as the vendors document."""
 
-from __future__ import annotations
-
 import asyncio
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-from redis import Redis
 
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.channels.http_client import Response
 from scheduling.channels.vendors import base
-from scheduling.channels.vendors.base import Token, VendorChannel, hide_in_text
+from scheduling.channels.vendors.base import Token, hide_in_text
 from scheduling.channels.vendors.sms import (
     AliyunSms,
     SmsChannel,
@@ -26,7 +21,6 @@ from scheduling.channels.vendors.sms import (
 from scheduling.channels.vendors.wechat import MiniProgram, OfficialAccount, WeChatService, WeChatVendor, WeComApp
 from tests.scheduling.channels.conftest import age_tokens
 from tests.scheduling.channels.http_receivers import (
-    Answer,
     MessageFactory,
     Receiver,
     always,
@@ -41,7 +35,7 @@ from tests.support.tables import each_row
 pytestmark = pytest.mark.usefixtures("token_server")
 TIMEOUT = timedelta(seconds=30)
 SECRET = "a-long-vendor-secret"
-SETTINGS: dict[type[VendorChannel], dict[str, Any]] = {
+SETTINGS = {
     WeComApp: {"corp_id": "ww1", "agent_id": 7, "secret": SECRET},
     WeChatService: {"corp_id": "ww1", "open_kfid": "wk1", "secret": SECRET},
     OfficialAccount: {"app_id": "wx1", "template_id": "T1", "secret": SECRET},
@@ -56,14 +50,7 @@ every = each_row("kind", list(SETTINGS))
 with_token = each_row("kind", [WeComApp, WeChatService, OfficialAccount, MiniProgram])
 
 
-async def sent(
-    kind: type[VendorChannel],
-    answer: Answer,
-    config: Mapping[str, Any] | None = None,
-    address: str = "",
-    count: int = 1,
-    **changes: Any,
-) -> Outcome:
+async def sent(kind, answer, config=None, address="", count=1, **changes):
     forget_tokens()
     async with Receiver(answer) as receiver:
         url = receiver.url.removesuffix("/hook")
@@ -74,20 +61,20 @@ async def sent(
         return outcome
 
 
-def forget_tokens() -> None:
+def forget_tokens():
     cache = base.shared_tokens()
     cache._redis.flushdb()
     cache._known.clear()
 
 
-def message_to(kind: type[VendorChannel], address: str = "", **changes: Any) -> Message:
-    usual: dict[str, Any] = {"repeatable": False} | ({"body": VALUES} if kind.fills_template else {})
+def message_to(kind, address="", **changes):
+    usual = {"repeatable": False} | ({"body": VALUES} if kind.fills_template else {})
     address = address or ("13800138000" if issubclass(kind, SmsChannel) else "zhangsan")
     return build_message(target={"address": address}, **usual | changes)
 
 
 @with_token
-async def test_vendor_messages_arrive_with_one_token(kind: type[VendorChannel]) -> None:
+async def test_vendor_messages_arrive_with_one_token(kind):
     vendor = TokenVendor()
 
     outcome = await sent(kind, vendor, count=3)
@@ -104,9 +91,7 @@ async def test_vendor_messages_arrive_with_one_token(kind: type[VendorChannel]) 
 
 @each_row("kind", [WeComApp, OfficialAccount])
 @each_row("code", [42001, 40001])
-async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(
-    kind: type[VendorChannel], code: int, token_server: Redis
-) -> None:
+async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_once(kind, code, token_server):
     vendor = TokenVendor(expired_code=code)
     forget_tokens()
     async with Receiver(vendor) as receiver:
@@ -125,7 +110,7 @@ async def test_vendor_expired_token_is_refreshed_once_and_the_message_arrives_on
 
 
 @each_row("kind", [WeComApp, OfficialAccount])
-async def test_vendor_that_gives_no_token_or_refuses_it_gets_few_requests(kind: type[VendorChannel]) -> None:
+async def test_vendor_that_gives_no_token_or_refuses_it_gets_few_requests(kind):
     refusal = {"errcode": 40001, "errmsg": f"invalid credential {SECRET}"}
     vendors = [(TokenVendor(fixed_token="never-accepted"), ""), (TokenVendor(refuse_token=refusal), "40001")]
     for vendor, detail in vendors:
@@ -147,14 +132,14 @@ async def test_vendor_that_gives_no_token_or_refuses_it_gets_few_requests(kind: 
         b'{"access_token": "' + b"x" * 100_000 + b'"}', b"[" * 60_000,
     ],
 )  # fmt: skip
-async def test_vendor_token_answer_of_rubbish_is_transient(answer: bytes) -> None:
+async def test_vendor_token_answer_of_rubbish_is_transient(answer):
     outcome = await sent(WeComApp, always(reply(200, answer)))
     assert isinstance(outcome, Transient), outcome
     assert outcome.reason in ("token_refused", "token_failed")
 
 
 @each_row("expires", [b"1" + b"0" * 400, b"NaN", b"-1", b'"soon"', b"null"])
-def test_vendor_token_of_an_odd_lifetime_lasts_as_usual(expires: bytes) -> None:
+def test_vendor_token_of_an_odd_lifetime_lasts_as_usual(expires):
     answer = Response(200, body=b'{"access_token": "t", "expires_in": ' + expires + b"}")
     assert WeComApp(SETTINGS[WeComApp], TIMEOUT).read_token(answer) == Token("t", timedelta(hours=2))
 
@@ -172,18 +157,16 @@ def test_vendor_token_of_an_odd_lifetime_lasts_as_usual(expires: bytes) -> None:
         (b"", Unknown),
     ],
 )
-async def test_vendor_answer_without_code_is_judged_by_status(
-    kind: type[VendorChannel], raw: bytes, expected: type
-) -> None:
+async def test_vendor_answer_without_code_is_judged_by_status(kind, raw, expected):
     outcome = await sent(kind, after_token(raw))
     assert isinstance(outcome, expected), outcome
 
 
-def after_token(raw: bytes | None) -> Answer:
+def after_token(raw):
     """Give a token, then this answer; an empty one: reset the connection; None: answer nothing."""
     vendor = TokenVendor()
 
-    async def answer(request: Any, writer: Any) -> None:
+    async def answer(request, writer):
         if "oken" in request.target.partition("?")[0]:
             await vendor(request, writer)
         elif raw is None:
@@ -199,7 +182,7 @@ def after_token(raw: bytes | None) -> Answer:
 
 
 @each_row("kind", [WeComApp, AliyunSms])
-async def test_vendor_that_hangs_is_unknown(kind: type[VendorChannel]) -> None:
+async def test_vendor_that_hangs_is_unknown(kind):
     outcome = await sent(kind, after_token(None))
     assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "timeout")
 
@@ -217,9 +200,7 @@ async def test_vendor_that_hangs_is_unknown(kind: type[VendorChannel]) -> None:
         (MiniProgram, {"errcode": 43101, "errmsg": "user refuse to accept the msg"}, Permanent, False),
     ],
 )
-async def test_vendor_code_determines_outcome(
-    kind: type[VendorChannel], verdict: dict[str, Any], expected: type, gone: bool
-) -> None:
+async def test_vendor_code_determines_outcome(kind, verdict, expected, gone):
     vendor = TokenVendor(ok=verdict)
 
     outcome = await sent(kind, vendor)
@@ -229,7 +210,7 @@ async def test_vendor_code_determines_outcome(
     assert len(vendor.calls) == 1
 
 
-async def test_wecom_card_has_title_and_button_and_asks_for_the_check_of_duplicates() -> None:
+async def test_wecom_card_has_title_and_button_and_asks_for_the_check_of_duplicates():
     vendor = TokenVendor()
     body = "第一行\n第二行\n[查看订单](https://shop.example.com/o/1)"
 
@@ -245,7 +226,7 @@ async def test_wecom_card_has_title_and_button_and_asks_for_the_check_of_duplica
     assert len(vendor.posted) == 1
 
 
-def test_wechat_service_quota_counts_from_the_customers_last_message() -> None:
+def test_wechat_service_quota_counts_from_the_customers_last_message():
     channel = WeChatService(SETTINGS[WeChatService], TIMEOUT)
     now = datetime.now(UTC)
     messages = [
@@ -268,14 +249,14 @@ def test_wechat_service_quota_counts_from_the_customers_last_message() -> None:
         ({"url": "https://169.254.169.254"}, "url: the address is not public"),
     ],
 )
-def test_vendor_setting_errors_name_the_field(kind: type[VendorChannel], changes: dict[str, Any], problem: str) -> None:
+def test_vendor_setting_errors_name_the_field(kind, changes, problem):
     with pytest.raises(ValueError, match="^" + re.escape(problem)):
         kind(SETTINGS[kind] | changes, TIMEOUT)
 
 
 @each_row("quotas, problem", [("20/1m", "must be a list"), (["20"], "“20” is not like"), (["0/1m"], "“0/1m”"),
                               (["2000/1m"], "“2000/1m”"), ([5], "“5” is not like")])  # fmt: skip
-def test_vendor_quotas_are_checked(quotas: Any, problem: str) -> None:
+def test_vendor_quotas_are_checked(quotas, problem):
     with pytest.raises(ValueError, match="^" + re.escape(f"quotas: {problem}")):
         WeComApp(SETTINGS[WeComApp] | {"quotas": quotas}, TIMEOUT)
 
@@ -288,14 +269,14 @@ BAD_ADDRESSES = [
 
 
 @each_row("kind, address", BAD_ADDRESSES)
-async def test_vendor_bad_address_is_permanent(kind: type[VendorChannel], address: Any) -> None:
+async def test_vendor_bad_address_is_permanent(kind, address):
     channel = kind(SETTINGS[kind], TIMEOUT)
     message = build_message(target={"address": address})
     outcome = await channel.send(message)
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_target")
 
 
-async def test_wechat_texts_name_template_link_and_page() -> None:
+async def test_wechat_texts_name_template_link_and_page():
     body = "template_id: T9\nurl: https://shop.example.com/o\npage: pages/order\nthing1: 指南"
     vendor = TokenVendor()
 
@@ -329,14 +310,14 @@ async def test_wechat_texts_name_template_link_and_page() -> None:
     "body",
     ["您好 Alice", "thing1: A\nurl: https://x.example.com\ntemplate_id: T9", "thing1: A\nthing1: B"],
 )
-async def test_vendor_text_that_is_no_list_of_values_is_permanent(kind: type[VendorChannel], body: str) -> None:
+async def test_vendor_text_that_is_no_list_of_values_is_permanent(kind, body):
     vendor = TokenVendor()
     outcome = await sent(kind, vendor, body=body)
     assert (type(outcome), getattr(outcome, "reason", "")) == (Permanent, "bad_content")
     assert not vendor.calls
 
 
-def test_signatures_match_the_examples_of_the_documentation() -> None:
+def test_signatures_match_the_examples_of_the_documentation():
     digest = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     headers = {
         "host": "ecs.cn-shanghai.aliyuncs.com", "x-acs-action": "RunInstances", "x-acs-version": "2014-05-26",
@@ -361,7 +342,7 @@ def test_signatures_match_the_examples_of_the_documentation() -> None:
     )
 
 
-async def test_aliyun_sms_is_signed_and_filled() -> None:
+async def test_aliyun_sms_is_signed_and_filled():
     server = AliyunServer(SECRET)
 
     outcome = await sent(AliyunSms, server)
@@ -381,7 +362,7 @@ async def test_aliyun_sms_is_signed_and_filled() -> None:
     assert (type(refused), getattr(refused, "reason", "")) == (Permanent, "vendor_SignatureDoesNotMatch")
 
 
-async def test_tencent_sms_is_signed_and_filled() -> None:
+async def test_tencent_sms_is_signed_and_filled():
     server = TencentServer(SECRET)
 
     outcome = await sent(TencentSms, server)
@@ -409,7 +390,7 @@ async def test_tencent_sms_is_signed_and_filled() -> None:
         ("isv.NEW_CODE", "?", Transient, None),
     ],
 )
-async def test_aliyun_code_determines_outcome(code: str, text: str, expected: type, wait: timedelta | None) -> None:
+async def test_aliyun_code_determines_outcome(code, text, expected, wait):
     server = AliyunServer(SECRET, verdict={"Code": code, "Message": text, "RequestId": "r"})
     outcome = await sent(AliyunSms, server)
     assert (type(outcome), getattr(outcome, "retry_after", None)) == (expected, wait)
@@ -426,7 +407,7 @@ async def test_aliyun_code_determines_outcome(code: str, text: str, expected: ty
     ],
 )
 @each_row("whole", [False, True])
-async def test_tencent_code_determines_outcome(code: str, expected: type, reason: str, whole: bool) -> None:
+async def test_tencent_code_determines_outcome(code, expected, reason, whole):
     status = {"SendStatusSet": [{"Code": code, "Message": "text"}]}
     verdict = {"Response": {"Error": {"Code": code, "Message": "text"}} if whole else status}
     outcome = await sent(TencentSms, TencentServer(SECRET, verdict=verdict))
@@ -435,5 +416,5 @@ async def test_tencent_code_determines_outcome(code: str, expected: type, reason
 
 
 @each_row("form", ["p@ss/word+1&2", "p%40ss%2Fword%2B1%262", "cEBzcy93b3JkKzEmMg"])
-def test_echoed_secret_is_hidden_in_each_encoding(form: str) -> None:
+def test_echoed_secret_is_hidden_in_each_encoding(form):
     assert hide_in_text(f"bad key {form}.", "p@ss/word+1&2") == "bad key ****."

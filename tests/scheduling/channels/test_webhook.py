@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
 from uuid import UUID
 
 import pytest
 import time_machine
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, sign_request
 from tests.scheduling.channels.http_receivers import MessageFactory, Receiver, always, build_message, reply, time_out
 from tests.support.tables import each_row
@@ -18,14 +15,14 @@ OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 TIMEOUT = timedelta(seconds=30)
 
 
-async def sent(receiver: Receiver, *, repeatable: bool = True, **config: Any) -> Outcome:
+async def sent(receiver, *, repeatable=True, **config):
     return await Webhook({"url": receiver.url} | config, TIMEOUT).send(build_message(repeatable=repeatable))
 
 
-def test_signature_matches_the_public_vector() -> None:
+def test_signature_matches_the_public_vector():
     """github.com/standard-webhooks, the libraries' shared example."""
 
-    message_id: Any = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    message_id = "msg_p5jXN8AQM9LWM0D4loKWxJek"
     now = datetime.fromtimestamp(1614265330, timezone(timedelta(hours=8)))  # 8 hours off with the library alone
 
     headers = sign_request(message_id, b'{"test": 2432232314}', now, (SECRET,))
@@ -34,7 +31,7 @@ def test_signature_matches_the_public_vector() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-async def test_webhook_sends_traceparent_on_each_attempt() -> None:
+async def test_webhook_sends_traceparent_on_each_attempt():
     trace_id = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
     async with Receiver() as receiver:
         channel = Webhook({"url": receiver.url}, TIMEOUT)
@@ -51,7 +48,7 @@ async def test_webhook_sends_traceparent_on_each_attempt() -> None:
     assert second.headers["traceparent"] == first.headers["traceparent"]
 
 
-async def test_webhook_sends_signed_touch() -> None:
+async def test_webhook_sends_signed_touch():
     async with Receiver() as receiver:
         outcome = await sent(receiver, secret=SECRET)
 
@@ -78,7 +75,7 @@ async def test_webhook_sends_signed_touch() -> None:
     assert datetime.fromisoformat(request.json["timestamp"]).tzinfo is not None
 
 
-async def test_webhook_rotated_secrets_both_verify() -> None:
+async def test_webhook_rotated_secrets_both_verify():
     async with Receiver() as receiver:
         await sent(receiver, secret=f"{SECRET} {OTHER}")
         await sent(receiver, secret=[SECRET, OTHER])
@@ -93,7 +90,7 @@ async def test_webhook_rotated_secrets_both_verify() -> None:
     assert abs(int(plain.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
 
 
-async def test_community_target_overrides_the_channel() -> None:
+async def test_community_target_overrides_the_channel():
     channel = Webhook({"url": "https://example.com/hook", "secret": SECRET}, TIMEOUT)
     async with Receiver() as receiver:
         plain = build_message(target={"url": receiver.url})
@@ -137,7 +134,7 @@ RETRY = {"retry-after": "120"}
         (799, {}, Permanent("http_other", "said", 799)),
     ],
 )
-async def test_webhook_status_determines_outcome(status: int, headers: dict[str, str], expected: Outcome) -> None:
+async def test_webhook_status_determines_outcome(status, headers, expected):
     async with Receiver(always(reply(status, b"said", headers))) as receiver:
         assert await sent(receiver) == expected
 
@@ -148,26 +145,26 @@ async def test_webhook_status_determines_outcome(status: int, headers: dict[str,
     "status, expected",
     [*((status, Permanent) for status in (400, 404, 410, 422)), *((status, Unknown) for status in (500, 502, 504))],
 )
-async def test_refusal_of_what_cannot_be_repeated_is_final_and_an_error_unknown(status: int, expected: type) -> None:
+async def test_refusal_of_what_cannot_be_repeated_is_final_and_an_error_unknown(status, expected):
     async with Receiver(always(reply(status))) as receiver:
         assert isinstance(await sent(receiver, repeatable=False), expected)
 
 
-async def test_retry_after_date_counts_from_now() -> None:
+async def test_retry_after_date_counts_from_now():
     date = {"retry-after": "Fri, 20 Nov 2026 08:02:00 GMT"}
     with time_machine.travel(datetime(2026, 11, 20, 8, 0, tzinfo=UTC), tick=False):
         async with Receiver(always(reply(503, b"", date))) as receiver:
             assert await sent(receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
 
 
-async def test_webhook_timeout_is_unknown() -> None:
+async def test_webhook_timeout_is_unknown():
     async with Receiver(time_out) as receiver:
         channel = Webhook({"url": receiver.url}, timedelta(seconds=20))
         outcome = await channel.send(build_message())
     assert (type(outcome), getattr(outcome, "reason", "")) == (Unknown, "timeout")
 
 
-async def test_bad_target_is_permanent_without_url() -> None:
+async def test_bad_target_is_permanent_without_url():
     channel = Webhook({"url": "https://example.com/"}, TIMEOUT)
 
     outcome = await channel.send(build_message(target={"url": "https://10.0.0.1/secret-path"}))
@@ -186,14 +183,14 @@ async def test_bad_target_is_permanent_without_url() -> None:
         ({"url": "https://example.com/", "secret": [1]}, "secret: must be text"),
     ],
 )
-def test_webhook_config_errors_name_the_field(config: dict[str, Any], error: str) -> None:
+def test_webhook_config_errors_name_the_field(config, error):
     with pytest.raises(ValueError) as raised:
         Webhook(config, TIMEOUT)
 
     assert str(raised.value).startswith(error)
 
 
-def test_webhook_settings_that_are_accepted() -> None:
+def test_webhook_settings_that_are_accepted():
     assert read_secrets({"secret": "whsec_" + "A" * 35}) == ("whsec_" + "A" * 35,), "padding is optional"
     Webhook.validate_target({})
     with pytest.raises(ValueError, match="url: is missing"):

@@ -1,13 +1,8 @@
 """What a file makes of what is stored: the difference that is printed is the difference that is made."""
 
-from __future__ import annotations
-
 import io
 import json
-from collections.abc import Callable
 from datetime import time, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -37,17 +32,16 @@ from scheduling.models import (
 from tests.support.second_connection import act_behind_locks
 from tests.support.tables import each_row
 
-Apply = Callable[..., str]
 HOOK = "https://192.0.2.7.example.org/hook"
 SECRET = "whsec_" + "A" * 32
 PROXY = "http://buyer:word@proxy.example.com:3128"
 
 
-def out(*lines: str) -> str:
+def out(*lines):
     return "".join(f"{line}\n" for line in lines)
 
 
-def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
+def test_apply_stores_every_key_of_the_format(apply):
     EventType.objects.bulk_create(EventType(key=key) for key in ("material.downloaded", "order.paid"))
     said = apply(
         f"""
@@ -95,7 +89,7 @@ def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
     assert Community.objects.get().targets == {"hook": {"url": HOOK}}
     assert list(Stage.objects.values_list("key", "name", "position")) == [("presale", "售前", 0), ("insale", "", 1)]
     node = Node.objects.get()
-    assert (node.stage.key, node.template.key, node.canary_template.key) == ("presale", "guide", "guide-v2")  # type: ignore[union-attr]
+    assert (node.stage.key, node.template.key, node.canary_template.key) == ("presale", "guide", "guide-v2")
     assert (node.delay, node.dynamic, node.priority, node.enabled) == (timedelta(minutes=15), True, 0, False)
     assert node.delay_rules == {
         "by_level": {"vip": 5400}, "default": 7200, "active_within": 86400, "active_factor": 1.0,
@@ -118,14 +112,14 @@ def test_apply_stores_every_key_of_the_format(apply: Apply) -> None:
     assert quiet.enabled is False
 
 
-def test_apply_uses_defaults_of_kind_and_model(apply: Apply, base_config: str) -> None:
+def test_apply_uses_defaults_of_kind_and_model(apply, base_config):
     apply(base_config)
     assert ChannelConfig.objects.get().idempotent is channel_kinds()["log"].default_idempotent
     node = Node.objects.get()
     assert (node.enabled, node.expires_after, node.rollout_percent) == (True, timedelta(days=3), 100)
 
 
-def test_apply_prints_changed_fields(apply: Apply, base_config: str) -> None:
+def test_apply_prints_changed_fields(apply, base_config):
     apply(base_config)
     changed = base_config.replace("delay: 15m", "delay: 20m, guards: {cap: ignore}").replace("您好", "早上好")
     said = apply(changed.replace("name: 售前", "name: 客户旅程"))
@@ -148,7 +142,7 @@ def test_apply_prints_changed_fields(apply: Apply, base_config: str) -> None:
     assert Template.objects.get().version == 2
 
 
-def test_apply_again_changes_nothing_and_an_edit_versions_its_row_only(apply: Apply, base_config: str) -> None:
+def test_apply_again_changes_nothing_and_an_edit_versions_its_row_only(apply, base_config):
     EventType.objects.create(key="material.downloaded")
     apply(base_config)
     before = Configuration.objects.get().version
@@ -159,8 +153,8 @@ def test_apply_again_changes_nothing_and_an_edit_versions_its_row_only(apply: Ap
     assert [model.objects.get().version for model in (Node, Template, ChannelConfig)] == [2, 1, 1]
 
 
-def test_apply_is_one_version_of_a_template(apply: Apply) -> None:
-    def store(content_type: str, *texts: str) -> int:
+def test_apply_is_one_version_of_a_template(apply):
+    def store(content_type, *texts):
         own = f"key: guide, content_type: {content_type}, category: service"
         apply(f"version: 1\ntemplates: [{', '.join(f'{{{own}, {each}}}' for each in texts)}]\n")
         return Template.objects.get().version
@@ -172,7 +166,7 @@ def test_apply_is_one_version_of_a_template(apply: Apply) -> None:
     assert store("other", "locale: en, body: hello", french) == 4
 
 
-def test_apply_dry_run_prints_same_and_writes_nothing(apply: Apply, base_config: str) -> None:
+def test_apply_dry_run_prints_same_and_writes_nothing(apply, base_config):
     dry = apply(base_config, "--dry-run")
     assert not Node.objects.exists()
     wet = apply(base_config)
@@ -180,7 +174,7 @@ def test_apply_dry_run_prints_same_and_writes_nothing(apply: Apply, base_config:
     assert Node.objects.exists()
 
 
-def test_apply_retires_unlisted_and_restores_listed(apply: Apply, base_config: str) -> None:
+def test_apply_retires_unlisted_and_restores_listed(apply, base_config):
     apply(base_config)
     first = Node.objects.get()
     said = apply("nodes: []")
@@ -200,7 +194,7 @@ def test_apply_retires_unlisted_and_restores_listed(apply: Apply, base_config: s
     assert not Stage.objects.exclude(retired_at=None).exists()
 
 
-def test_apply_absent_section_is_unchanged(apply: Apply, base_config: str) -> None:
+def test_apply_absent_section_is_unchanged(apply, base_config):
     apply(base_config)
     assert apply("version: 1") == "no changes\n"
     apply("templates: [{key: guide, content_type: guide, category: service, body: 您好}]")
@@ -208,7 +202,7 @@ def test_apply_absent_section_is_unchanged(apply: Apply, base_config: str) -> No
     assert Stage.objects.get().retired_at is None
 
 
-def test_apply_distinguishes_true_from_one_in_a_condition(apply: Apply, base_config: str) -> None:
+def test_apply_distinguishes_true_from_one_in_a_condition(apply, base_config):
     """For Python `True == 1`, but a condition compares with types."""
     node = base_config.rstrip().removesuffix("}")
     versions = []
@@ -221,7 +215,7 @@ def test_apply_distinguishes_true_from_one_in_a_condition(apply: Apply, base_con
     assert versions == [1, 2, 3]
 
 
-def list_plan(count: int) -> dict[str, Any]:
+def list_plan(count):
     """A file with `count` rows in each section that has rows."""
     numbers = range(count)
     window = {"from": "09:00", "to": "18:00", "calendar": "c0"}
@@ -261,10 +255,10 @@ def list_plan(count: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None) -> None:
+def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db):
     EventType.objects.create(key="order.paid")
 
-    def count(action: Callable[[], Any]) -> int:
+    def count(action):
         with CaptureQueriesContext(connection) as queries:
             action()
         return len(queries)
@@ -293,7 +287,7 @@ def test_queries_of_a_plan_and_of_unchanged_rows_do_not_grow_with_rows(db: None)
     assert counts[1]["unchanged"] < 40
 
 
-def test_null_group_or_optional_value_is_the_default(apply: Apply, base_config: str) -> None:
+def test_null_group_or_optional_value_is_the_default(apply, base_config):
     apply(base_config)
     nulls = "rollout: , canary: {template: , guard: }, goal: , guards: , when: , send_window: , at: , delay_rules: "
     assert apply(base_config.replace("delay: 15m", f"delay: 15m, {nulls}")).startswith("no changes\n")
@@ -302,7 +296,7 @@ def test_null_group_or_optional_value_is_the_default(apply: Apply, base_config: 
     assert apply(shop) == "no changes\n"
 
 
-def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
+def test_apply_matches_rules_by_kind_and_scope(apply):
     apply(
         """
         harassment_rules: [{kind: cap, limit: 3, window: 24h}, {kind: cap, limit: 9, window: 7d}, {kind: conversation}]
@@ -325,7 +319,7 @@ def test_apply_matches_rules_by_kind_and_scope(apply: Apply) -> None:
     assert HarassmentRule.objects.count() == 3
 
 
-def test_rule_that_is_left_out_changes_no_other_rule(apply: Apply, export: Apply) -> None:
+def test_rule_that_is_left_out_changes_no_other_rule(apply, export):
     first, second = "{kind: cap, limit: 1, window: 1d}", "{kind: cap, limit: 2, window: 2d}"
     apply(f"harassment_rules: [{first}, {second}]")
     assert apply(f"harassment_rules: [{second}]") == out("harassment_rules", "  - cap (user) (retired)", "applied")
@@ -338,7 +332,7 @@ def test_rule_that_is_left_out_changes_no_other_rule(apply: Apply, export: Apply
     assert plan.store_document(given, Stamp("again"), plan.ChangePlan.without_existing).changes == []
 
 
-def test_edited_rule_keeps_its_place(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+def test_edited_rule_keeps_its_place(apply, refusal_of):
     """It has no key. Its row was found by kind and scope, and then counted as the last one of the file."""
     apply("harassment_rules: [{kind: cap, limit: 1, window: 1d}, {kind: dedupe, window: 1d}]")
     edited = "harassment_rules: [{kind: cap, limit: 1, window: 2d}, {kind: dedupe, window: 1d, enabled: false}]"
@@ -349,7 +343,7 @@ def test_edited_rule_keeps_its_place(apply: Apply, refusal_of: Callable[..., lis
     assert refusal_of(wrong)[0].startswith("harassment_rules[0].channel: there is no channel")
 
 
-def test_delay_rules_without_their_defaults_are_no_edit(apply: Apply, base_config: str) -> None:
+def test_delay_rules_without_their_defaults_are_no_edit(apply, base_config):
     text = base_config.replace("delay: 15m", "dynamic: true, delay_rules: {default: 1h}")
     apply(text)
     Node.objects.update(delay_rules={"default": 3600, "by_level": {}})
@@ -357,7 +351,7 @@ def test_delay_rules_without_their_defaults_are_no_edit(apply: Apply, base_confi
     assert "node presale-download (changed): 0 waiting touches\n" in said
 
 
-def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply) -> None:
+def test_apply_keeps_marked_secrets_and_prints_none(apply, export):
     base_config = f"""
     channels: [{{key: hook, kind: webhook, url: "{HOOK}", secret: {SECRET}, proxy: "{PROXY}"}}]
     communities: [{{chat_id: c1, targets: {{wecom: {{url: "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=s3"}}}}}}]
@@ -379,7 +373,7 @@ def test_apply_keeps_marked_secrets_and_prints_none(apply: Apply, export: Apply)
     assert apply(whole) == "no changes\n"
 
 
-def test_counted_conversations_are_read_only_if_listed(apply: Apply, export: Apply) -> None:
+def test_counted_conversations_are_read_only_if_listed(apply, export):
     apply("communities: [{chat_id: named, name: Regulars}]")
     with connection.cursor() as cursor:  # as delivery does
         cursor.execute(
@@ -394,7 +388,7 @@ def test_counted_conversations_are_read_only_if_listed(apply: Apply, export: App
     assert Community.objects.get(chat_id="c2").retired_at is None
 
 
-def test_kept_secret_that_does_not_fit_is_refused(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+def test_kept_secret_that_does_not_fit_is_refused(apply, refusal_of):
     """The mark itself was stored in its place."""
     apply("platforms: [{key: pdd}]")
     secret = {"username": "buyer", "password": "x" * 256}  # of an earlier version
@@ -406,7 +400,7 @@ def test_kept_secret_that_does_not_fit_is_refused(apply: Apply, refusal_of: Call
 
 
 @each_row("kind", ["log", "rpa"])
-def test_channel_named_as_target_does_not_reveal_it(apply: Apply, export: Apply, kind: str) -> None:
+def test_channel_named_as_target_does_not_reveal_it(apply, export, kind):
     target = "{wecom: {url: 'https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=s3'}}"
     apply(f"communities: [{{chat_id: c1, targets: {target}}}]")
     ChannelConfig.objects.create(key="wecom", kind=kind)
@@ -416,9 +410,7 @@ def test_channel_named_as_target_does_not_reveal_it(apply: Apply, export: Apply,
 
 
 @each_row("place", ["/send", "/token"])
-def test_apply_kept_secret_of_other_host_is_refused(
-    apply: Apply, refusal_of: Callable[..., list[str]], place: str
-) -> None:
+def test_apply_kept_secret_of_other_host_is_refused(apply, refusal_of, place):
     channel = """
     channels:
       - {key: sms, kind: http, url: "https://api.example.com/send", secret: long-secret,
@@ -434,7 +426,7 @@ def test_apply_kept_secret_of_other_host_is_refused(
     apply(channel.replace(f"api.example.com{place}", f"other.example.com{place}"))
 
 
-def test_apply_that_fails_late_stores_nothing(apply: Apply, base_config: str) -> None:
+def test_apply_that_fails_late_stores_nothing(apply, base_config):
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE scheduling_historicalnode ADD CONSTRAINT refused CHECK (key <> 'presale-download')")
     with pytest.raises(IntegrityError, match="refused"):
@@ -443,12 +435,12 @@ def test_apply_that_fails_late_stores_nothing(apply: Apply, base_config: str) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_document_waits_for_open_edit_and_is_refused(base_config: str) -> None:
+def test_document_waits_for_open_edit_and_is_refused(base_config):
     given = plan.parse_document(base_config.encode())
     plan.store_document(given, Stamp("first"), plan.plan_changes(given).confirm)
     later = plan.parse_document(base_config.replace("delay: 15m", "delay: 20m").encode())
 
-    def apply_later() -> None:
+    def apply_later():
         with pytest.raises(Conflict):
             plan.store_document(later, Stamp("second"), plan.plan_changes(later).confirm)
 
@@ -456,7 +448,7 @@ def test_document_waits_for_open_edit_and_is_refused(base_config: str) -> None:
     assert Node.objects.get().delay == timedelta(minutes=1)
 
 
-def test_export_with_secrets_is_private_file(apply: Apply, base_config: str, tmp_path: Path) -> None:
+def test_export_with_secrets_is_private_file(apply, base_config, tmp_path):
     apply(base_config)
     call_command("export_config", str(tmp_path / "open.yaml"))
     call_command("export_config", str(tmp_path / "closed.yaml"), "--with-secrets")
@@ -485,7 +477,7 @@ channels:
 """
 
 
-def test_apply_exported_person_channels_changes_nothing(apply: Apply, export: Apply) -> None:
+def test_apply_exported_person_channels_changes_nothing(apply, export):
     apply(PERSONS)
     before = {row.key: (row.config, row.version) for row in ChannelConfig.objects.all()}
 
@@ -497,7 +489,7 @@ def test_apply_exported_person_channels_changes_nothing(apply: Apply, export: Ap
     assert before["texts"][0]["body"] == {"to": ["{{ message.address }}"], "flash": False, "at": None, "rate": 1.5}
 
 
-def test_export_is_utf_8_on_any_terminal(apply: Apply, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_is_utf_8_on_any_terminal(apply, monkeypatch):
     """GBK has no letter for the emoji."""
     apply("stages: [{key: presale, name: 售前 🎁}]")
     written = io.BytesIO()
@@ -507,7 +499,7 @@ def test_export_is_utf_8_on_any_terminal(apply: Apply, monkeypatch: pytest.Monke
     assert "售前 🎁" in written.getvalue().decode("utf-8")
 
 
-def test_no_command_ends_at_a_character_that_the_terminal_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_ends_at_a_character_that_the_terminal_lacks(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr("sys.stdout", terminal := io.TextIOWrapper(written, encoding="gbk"))
     monkeypatch.setattr("sys.stderr", io.StringIO())

@@ -1,16 +1,12 @@
 """`manage.py bootstrap` creates the initial rows. A second run changes nothing."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django.core.management import call_command
-from pytest_django import Settings
 
 from rpa_tasks.configuration import check_flow
 from rpa_tasks.models import Flow, Platform
@@ -21,24 +17,23 @@ from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating import render_message
 from sessions.models import SilencePolicy
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def state_dir(settings: Settings, tmp_path: Path) -> Path:
+def state_dir(settings, tmp_path):
     settings.AFTERTOUCH_STATE_DIR = tmp_path / "state"
     return tmp_path / "state"
 
 
-def bootstrap() -> str:
+def bootstrap():
     out = StringIO()
     call_command("bootstrap", stdout=out)
     return out.getvalue()
 
 
-def test_bootstrap_stores_the_shipped_matrix() -> None:
+def test_bootstrap_stores_the_shipped_matrix():
     assert bootstrap().startswith("Shipped matrix: 11 nodes\n")
     assert [
         (node.stage.name, node.trigger, node.delay.total_seconds(), node.template.content_type, node.channel.kind)
@@ -92,7 +87,7 @@ def test_bootstrap_stores_the_shipped_matrix() -> None:
     }  # fmt: skip
 
 
-def test_bootstrap_stores_platforms_and_flows_that_are_not_in_use() -> None:
+def test_bootstrap_stores_platforms_and_flows_that_are_not_in_use():
     assert "Shipped platforms, not in use: pdd, temu, tiktok\n" in bootstrap()
     flows = Flow.objects.select_related("platform").order_by("platform__key", "task_type")
     assert [flow.name for flow in flows] == [
@@ -110,7 +105,7 @@ def test_bootstrap_stores_platforms_and_flows_that_are_not_in_use() -> None:
     assert Platform.objects.count() == 2, "what an operator deleted does not return"
 
 
-def test_shipped_texts_render_in_both_languages() -> None:
+def test_shipped_texts_render_in_both_languages():
     bootstrap()
     paid = EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
     for template in Template.objects.all():
@@ -122,7 +117,7 @@ def test_shipped_texts_render_in_both_languages() -> None:
             assert (bool(subject), bool(body), used) == (True, True, locale)
 
 
-def test_bootstrap_keeps_existing_configuration_and_names_event_types() -> None:
+def test_bootstrap_keeps_existing_configuration_and_names_event_types():
     EventType.objects.create(key="customer.inactive")
     EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     ChannelConfig.objects.create(key="mine", kind="log")
@@ -144,7 +139,7 @@ def test_bootstrap_keeps_existing_configuration_and_names_event_types() -> None:
     assert Node.objects.count() == 9
 
 
-def test_bootstrap_groups_have_nested_permissions() -> None:
+def test_bootstrap_groups_have_nested_permissions():
     bootstrap()
     may = {group.name: set(group.permissions.values_list("codename", flat=True)) for group in Group.objects.all()}
     assert may["viewer"] < may["operator"] < may["editor"]
@@ -158,7 +153,7 @@ def test_bootstrap_groups_have_nested_permissions() -> None:
     assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
 
 
-def test_second_bootstrap_keeps_what_is_stored(state_dir: Path) -> None:
+def test_second_bootstrap_keeps_what_is_stored(state_dir):
     said = bootstrap()
     file = state_dir / "demo-password"
     password = file.read_text().strip()
@@ -176,7 +171,7 @@ def test_second_bootstrap_keeps_what_is_stored(state_dir: Path) -> None:
     assert extra in Group.objects.get(name="viewer").permissions.all()
 
 
-def test_bootstrap_replaces_lost_password_file_and_prints_no_changed_password(state_dir: Path) -> None:
+def test_bootstrap_replaces_lost_password_file_and_prints_no_changed_password(state_dir):
     bootstrap()
     (state_dir / "demo-password").unlink()
     said = bootstrap()
@@ -189,7 +184,7 @@ def test_bootstrap_replaces_lost_password_file_and_prints_no_changed_password(st
     assert bootstrap() == "Demo login: demo / (the password was changed)\n"
 
 
-def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: Path) -> None:
+def test_bootstrap_in_production_makes_no_login(settings, state_dir):
     settings.AFTERTOUCH_DEMO = False
     assert bootstrap().splitlines() == [
         "Shipped matrix: 11 nodes", "Shipped platforms, not in use: pdd, temu, tiktok"
@@ -200,7 +195,7 @@ def test_bootstrap_in_production_makes_no_login(settings: Settings, state_dir: P
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_bootstraps_ship_once(race: Race) -> None:
+def test_concurrent_bootstraps_ship_once(race):
     said = race(3, lambda number: bootstrap())
     assert sorted("Shipped" in each for each in said) == [False, False, True]
     assert len({each.splitlines()[-1] for each in said}) == 1

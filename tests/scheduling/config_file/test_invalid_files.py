@@ -1,24 +1,17 @@
 """The errors of the first wrong entry are reported by their path, and nothing is stored."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, Node, Stage, Template
 from tests.scheduling.config_file.conftest import BASE_CONFIG
 from tests.support.tables import each_row
 
-Refused = Callable[..., list[str]]
-
 NODE = "{key: n, stage: presale, trigger: order.paid, template: guide, channel: log"
 
 
-def with_node(base_config: str, rest: str) -> str:
+def with_node(base_config, rest):
     """The base configuration with another node whose remaining keys are `rest`."""
     return base_config.replace("nodes:\n", f"nodes:\n  - {NODE}, {rest}}}\n")
 
@@ -139,7 +132,7 @@ BAD_NODES = [
 ]  # fmt: skip
 
 
-def test_bad_sections_are_refused(refusal_of: Refused, base_config: str) -> None:
+def test_bad_sections_are_refused(refusal_of, base_config):
     """The start of each problem is here: its path, and what is wrong with it."""
     wrong = {}
     for text, problem in [*BAD_SECTIONS, *((with_node(base_config, rest), problem) for rest, problem in BAD_NODES)]:
@@ -168,9 +161,7 @@ FOLLOWING = "stage: presale, trigger: touch.delivered, template: guide, channel:
           "touch.delivered, touch.failed, touch.read, touch.replied, touch.suppressed, touch.unknown"]),
     ],
 )  # fmt: skip
-def test_followed_nodes_are_checked(
-    refusal_of: Refused, apply: Callable[..., str], base_config: str, nodes: list[str], messages: list[str]
-) -> None:
+def test_followed_nodes_are_checked(refusal_of, apply, base_config, nodes, messages):
     rows = "".join(f"  - {{{each.replace('{f}', FOLLOWING)}}}\n" for each in nodes)
     text = base_config.replace("nodes:\n", f"nodes:\n{rows}")
     if messages:
@@ -182,9 +173,7 @@ def test_followed_nodes_are_checked(
         assert "nodes[0].from_nodes: there is no node “presale-download”" in lines
 
 
-def test_journey_longer_than_its_limit_is_refused(
-    refusal_of: Refused, apply: Callable[..., str], base_config: str, settings: Settings
-) -> None:
+def test_journey_longer_than_its_limit_is_refused(refusal_of, apply, base_config, settings):
     """Also where the edited node is in the middle of the chain."""
     settings.AFTERTOUCH_JOURNEY_DEPTH = 2
     rows = [f"  - {{key: {key}, from_nodes: [{before}], {FOLLOWING}}}\n" for key, before in
@@ -221,14 +210,12 @@ STILL_USED = [
 
 
 @each_row("stored, text, problem", STILL_USED)
-def test_row_that_is_still_used_cannot_be_left_out(
-    refusal_of: Refused, apply: Callable[..., str], stored: str, text: str, problem: str
-) -> None:
+def test_row_that_is_still_used_cannot_be_left_out(refusal_of, apply, stored, text, problem):
     apply(stored)
     assert refusal_of(text)[0] == problem
 
 
-def test_apply_references_must_be_in_the_file(refusal_of: Refused, apply: Callable[..., str], base_config: str) -> None:
+def test_apply_references_must_be_in_the_file(refusal_of, apply, base_config):
     apply(base_config)
     assert (
         refusal_of(
@@ -258,7 +245,7 @@ WRONG_NODES = [
 ]  # fmt: skip
 
 
-def test_apply_reports_all_errors_of_the_first_wrong_entry(refusal_of: Refused) -> None:
+def test_apply_reports_all_errors_of_the_first_wrong_entry(refusal_of):
     before = Configuration.objects.get().version
     for nodes, problems in WRONG_NODES:
         document = f"""
@@ -274,6 +261,6 @@ def test_apply_reports_all_errors_of_the_first_wrong_entry(refusal_of: Refused) 
     assert Configuration.objects.get().version == before
 
 
-def test_apply_missing_file_is_reported(db: None) -> None:
+def test_apply_missing_file_is_reported(db):
     with pytest.raises(CommandError, match=r"nowhere\.yaml: No such file or directory"):
         call_command("apply_config", "nowhere.yaml")

@@ -1,49 +1,39 @@
 """An edited delay and the touches that wait already."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from io import StringIO
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.core.management import call_command
-from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduling.configuration.snapshot import Snapshot
 from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, EventType, HarassmentRule, Holdout, Node, Touch
 from scheduling.planning import rescheduling
 
-Apply = Callable[..., str]
 HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def start_touch(apply: Apply, base_config: str, record_event: Callable[..., Any]) -> Callable[..., Touch]:
+def start_touch(apply, base_config, record_event):
     """Apply a configuration with a delay of 2 h. Call it to create a touch whose event happened so long ago."""
     EventType.objects.create(key="material.downloaded")
     apply(base_config.replace("15m", "2h"))
 
-    def touch(user: str, ago: timedelta, **changes: Any) -> Touch:
+    def touch(user, ago, **changes):
         receipt = record_event(user=user, occurred_at=datetime.now(UTC) - ago, **changes)
         return Touch.objects.get(pk=receipt.task_ids[0])
 
     return touch
 
 
-def delay_of(touch: Touch) -> timedelta:
+def delay_of(touch):
     """How long after its event a touch is due."""
     touch.refresh_from_db()
     return touch.due_at - touch.event.occurred_at
 
 
-def test_move_waiting_spreads_overdue_touches(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
+def test_move_waiting_spreads_overdue_touches(apply, base_config, start_touch):
     young = start_touch("ann", HOUR / 4)
     old = [start_touch(f"user-{number}", HOUR) for number in range(20)]
     said = apply(base_config.replace("15m", "30m"), "--move-waiting")
@@ -59,9 +49,7 @@ def test_move_waiting_spreads_overdue_touches(
     assert {touch.state for touch in old} == {"scheduled"}
 
 
-def test_edited_delay_moves_waiting_touches_only_when_asked(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
+def test_edited_delay_moves_waiting_touches_only_when_asked(apply, base_config, start_touch):
     young, old = start_touch("ann", HOUR / 4), start_touch("ben", HOUR)
     edited = base_config.replace("15m", "30m")
     waiting = (
@@ -77,9 +65,7 @@ def test_edited_delay_moves_waiting_touches_only_when_asked(
     assert delay_of(old) == spread
 
 
-def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
+def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(apply, base_config, start_touch):
     running, ended, tried, again = (start_touch(name, HOUR / 4) for name in ("ann", "ben", "eve", "dan"))
     Touch.objects.filter(pk=running.pk).update(state="running", lease_no=1, lease_until=datetime.now(UTC) + HOUR)
     Touch.objects.filter(pk=ended.pk).update(state="delivered", settled_at=datetime.now(UTC))
@@ -93,13 +79,11 @@ def test_move_waiting_skips_started_and_retried_and_shortens_no_deferral(
         assert delay_of(held) == held_for
 
 
-def test_move_waiting_leaves_a_touch_that_is_tried_before_its_lock(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_move_waiting_leaves_a_touch_that_is_tried_before_its_lock(apply, base_config, start_touch, monkeypatch):
     """Its retry went three days late, or before the time that its receiver had named."""
     tried, lock = start_touch("ann", HOUR / 4), locks.lock_customers_of_touches
 
-    def lock_after_a_try(task_ids: Sequence[UUID]) -> object:
+    def lock_after_a_try(task_ids):
         Touch.objects.filter(pk=tried.pk).update(attempt=1)
         return lock(task_ids)
 
@@ -109,9 +93,7 @@ def test_move_waiting_leaves_a_touch_that_is_tried_before_its_lock(
 
 
 @pytest.mark.parametrize(("paused_by", "shown"), [("", ""), ("all", "paused")])
-def test_moved_touch_waits_for_its_new_time_alone(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch], paused_by: str, shown: str
-) -> None:
+def test_moved_touch_waits_for_its_new_time_alone(apply, base_config, start_touch, paused_by, shown):
     """It was shown and counted as one that waits for a quota slot, and its cancellation gave back another's slot."""
     waiting = start_touch("ann", HOUR)
     reason = "paused" if paused_by else "quota"
@@ -121,12 +103,10 @@ def test_moved_touch_waits_for_its_new_time_alone(
     assert (waiting.reason, waiting.paused_by) == (shown, paused_by)
 
 
-def test_node_that_is_added_during_the_move_stops_nothing(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_that_is_added_during_the_move_stops_nothing(apply, base_config, start_touch, monkeypatch):
     touch, read = start_touch("ann", HOUR), rescheduling.current
 
-    def read_before_another_edit() -> Snapshot:
+    def read_before_another_edit():
         found, node = read(), Node.objects.get(key="presale-download")
         if node.delay == 5 * HOUR:
             node.pk, node.key = None, f"node-{new_id()}"
@@ -138,18 +118,14 @@ def test_node_that_is_added_during_the_move_stops_nothing(
     assert delay_of(touch) == 5 * HOUR
 
 
-def test_move_waiting_batches_cover_all(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_move_waiting_batches_cover_all(apply, base_config, start_touch, monkeypatch):
     monkeypatch.setattr(rescheduling, "BATCH", 3)
     touches = [start_touch(f"user-{number}", HOUR / 4) for number in range(10)]
     assert apply(base_config.replace("15m", "1h"), "--move-waiting").endswith("\n10 waiting touches moved\n")
     assert {delay_of(touch) for touch in touches} == {HOUR}
 
 
-def test_move_waiting_applies_the_time_scale(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch], settings: Settings
-) -> None:
+def test_move_waiting_applies_the_time_scale(apply, base_config, start_touch, settings):
     touch = start_touch("ann", timedelta(minutes=1))
     settings.AFTERTOUCH_TIME_SCALE = 2
     apply(base_config.replace("15m", "1h"), "--move-waiting")
@@ -159,9 +135,7 @@ def test_move_waiting_applies_the_time_scale(
 DYNAMIC = "delay_rules: {by_level: {vip: 2h}, default: 10h, active_within: 24h, active_factor: 0.5}\n"
 
 
-def test_move_waiting_dynamic_uses_earlier_activity(
-    apply: Apply, base_config: str, record_event: Callable[..., Any]
-) -> None:
+def test_move_waiting_dynamic_uses_earlier_activity(apply, base_config, record_event):
     EventType.objects.create(key="material.downloaded")
     base_config = base_config.replace("delay: 15m", "dynamic: true")
     apply(base_config + DYNAMIC)
@@ -181,7 +155,7 @@ def test_move_waiting_dynamic_uses_earlier_activity(
     assert [delay_of(touches[user]) for user in touches] == [4 * HOUR, 10 * HOUR, 20 * HOUR]
 
 
-def test_rule_edit_keeps_nodes_with_own_rules(apply: Apply, base_config: str, record_event: Callable[..., Any]) -> None:
+def test_rule_edit_keeps_nodes_with_own_rules(apply, base_config, record_event):
     EventType.objects.create(key="material.downloaded")
     base_config = base_config.replace("delay: 15m", "dynamic: true, delay_rules: {default: 3h}")
     apply(base_config + DYNAMIC)
@@ -193,9 +167,7 @@ def test_rule_edit_keeps_nodes_with_own_rules(apply: Apply, base_config: str, re
     assert delay_of(touch) == 4 * HOUR
 
 
-def test_impact_covers_conditions_rules_and_the_holdout(
-    apply: Apply, base_config: str, start_touch: Callable[..., Touch]
-) -> None:
+def test_impact_covers_conditions_rules_and_the_holdout(apply, base_config, start_touch):
     start_touch("ann", HOUR)
     start_touch("bob", HOUR)
     Customer.objects.filter(user_id="ann").update(level="vip")
@@ -215,12 +187,7 @@ def test_impact_covers_conditions_rules_and_the_holdout(
     assert "node presale-download (retired): 2 waiting touches\n" in apply("nodes: []", "--dry-run")
 
 
-def test_queries_of_the_impact_do_not_grow_with_nodes(
-    apply: Apply,
-    base_config: str,
-    start_touch: Callable[..., Touch],
-    django_assert_max_num_queries: DjangoAssertNumQueries,
-) -> None:
+def test_queries_of_the_impact_do_not_grow_with_nodes(apply, base_config, start_touch, django_assert_max_num_queries):
     start_touch("ann", HOUR)
     stage, template, channel = (getattr(Node.objects.get(), name) for name in ("stage", "template", "channel"))
     Node.objects.bulk_create(

@@ -1,10 +1,5 @@
 """An export applied again changes nothing. A file applied to an empty database is exported unchanged."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from django.db import transaction
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +13,6 @@ from scheduling.models import Community, EventType, Node
 from scheduling.policy.node_conditions import MOST_ROWS
 from scheduling.strict_text import write_yaml
 
-Apply = Callable[..., str]
 SHIPPED = ROOT / "scheduling" / "shipped.yaml"
 
 #: Each key of these sections, with values that are not its default. Other programs rely on the names.
@@ -97,13 +91,13 @@ ALL_ROWS = ("channels", "templates", "stages", "calendars")  #: nodes refer to t
 
 
 @st.composite
-def draw_configs(draw: st.DrawFn) -> dict[str, Any]:
-    def thin_out(entry: dict[str, Any]) -> dict[str, Any]:
+def draw_configs(draw):
+    def thin_out(entry):
         optional = sorted(entry.keys() - KEPT_KEYS)
         left_out = draw(st.sets(st.sampled_from(optional))) if optional else set()
         return {name: value for name, value in entry.items() if name not in left_out}
 
-    config: dict[str, Any] = {"version": 1}
+    config = {"version": 1}
     for name, rows in EVERYTHING.items():
         if isinstance(rows, dict):
             config[name] = thin_out(rows)
@@ -115,16 +109,16 @@ def draw_configs(draw: st.DrawFn) -> dict[str, Any]:
     return config
 
 
-def read_document(base_config: dict[str, Any]) -> dict[str, Any]:
+def read_document(base_config):
     """Through the text, as a file goes."""
     return plan.parse_document(write_yaml(base_config).encode())
 
 
-def plan_document(base_config: dict[str, Any]) -> plan.ChangePlan:
+def plan_document(base_config):
     return plan.plan_changes(read_document(base_config))
 
 
-def apply_document(base_config: dict[str, Any]) -> None:
+def apply_document(base_config):
     given = read_document(base_config)
     plan.store_document(given, Stamp("test"), plan.plan_changes(given).confirm)
 
@@ -132,9 +126,7 @@ def apply_document(base_config: dict[str, Any]) -> None:
 @pytest.mark.django_db
 @settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(first=draw_configs(), second=draw_configs(), with_secrets=st.booleans())
-def test_exported_config_applies_without_change(
-    first: dict[str, Any], second: dict[str, Any], with_secrets: bool
-) -> None:
+def test_exported_config_applies_without_change(first, second, with_secrets):
     with transaction.atomic():
         EventType.objects.create(key="order.paid")  # conditions name it
         for base_config in (first, second):
@@ -150,7 +142,7 @@ def test_exported_config_applies_without_change(
         transaction.set_rollback(True)
 
 
-def test_shipped_matrix_round_trips(apply: Apply, export: Apply) -> None:
+def test_shipped_matrix_round_trips(apply, export):
     apply(SHIPPED.read_text(encoding="utf-8"))
     before = export()
     assert "{{ user.name }}，您好！" in before
@@ -165,7 +157,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def test_published_operators_apply_to_each_field(apply: Apply, export: Apply, base_config: str) -> None:
+def test_published_operators_apply_to_each_field(apply, export, base_config):
     rows = ["{field: customer.events.order.paid.count, op: gte, value: 2}"]
     for field in FIELDS:
         rows += [f"{{field: {field}, op: {op}, value: 5}}" for op in OPERATORS]
@@ -177,7 +169,7 @@ def test_published_operators_apply_to_each_field(apply: Apply, export: Apply, ba
         assert apply(export()).startswith("no changes\n")
 
 
-def test_admin_only_values_round_trip(apply: Apply, export: Apply, base_config: str) -> None:
+def test_admin_only_values_round_trip(apply, export, base_config):
     apply(base_config)
     row = Node.objects.get()
     row.delay_rules = {"default": 60}

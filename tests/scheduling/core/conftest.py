@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,6 @@ from uuid import UUID
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from scheduling.channels.base import Outcome, channel_kinds
 from scheduling.channels.http_client import close_shared_transport
@@ -25,7 +24,7 @@ from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
 from scheduling.models import ChannelConfig, HarassmentRule, Node, Template, Touch
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannel, FakeChannelState
+from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
@@ -152,7 +151,7 @@ def rows(task_ids: Sequence[UUID]) -> list[Touch]:
 
 
 @pytest.fixture
-def _sending(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _sending(settings, monkeypatch) -> Iterator[None]:
     """A sender that may call this machine, knows no receiver of another test, and holds nothing when the test ends."""
     # The longest that a channel may have: a slow machine ends few calls.
     monkeypatch.setattr(ChannelConfig._meta.get_field("timeout"), "default", timedelta(seconds=20))
@@ -174,7 +173,7 @@ def _in_sending_thread(act: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
+def fake_channel(_sending) -> Iterator[FakeChannelState]:
     """The script of the fake channel and its received messages."""
     FakeChannel.fake_channel = FakeChannelState()
     yield FakeChannel.fake_channel
@@ -182,16 +181,14 @@ def fake_channel(_sending: None) -> Iterator[FakeChannelState]:
 
 
 @pytest.fixture
-def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
+def receiver(_sending) -> Iterator[ScriptedReceiver]:
     """A real HTTP server; it responds with 200 unless scripted."""
     with ScriptedReceiver() as server:
         yield server
-        with suppress(RuntimeError):
-            server.release_calls.set()
 
 
 @pytest.fixture
-def create_fake_channel(matrix: MatrixBuilder, fake_channel: FakeChannelState) -> CreateFakeChannel:
+def create_fake_channel(matrix, fake_channel) -> Callable[..., ChannelConfig]:
     """Create rows of fake channels."""
 
     def create_fake_channel(key: str = "fake", **changes: Any) -> ChannelConfig:
@@ -207,7 +204,7 @@ class Shop:
 
     matrix: MatrixBuilder
     record_event: RecordEvent
-    create_channel: CreateFakeChannel
+    create_channel: Callable[..., ChannelConfig]
     fake_channel: FakeChannelState
 
     def node(self, key: str = "guide", trigger: str = "material.downloaded", **changes: Any) -> Node:
@@ -227,15 +224,12 @@ class Shop:
 
 
 @pytest.fixture
-def shop(
-    matrix: MatrixBuilder, record_event: RecordEvent, create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState,
-) -> Shop:  # fmt: skip
+def shop(matrix, record_event, create_fake_channel, fake_channel) -> Shop:
     return Shop(matrix, record_event, create_fake_channel, fake_channel)
 
 
 @pytest.fixture
-def hook(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> ChannelConfig:
+def hook(matrix, receiver) -> ChannelConfig:
     """A webhook channel that leads to the receiver."""
     return ChannelConfig.objects.create(key="hook", kind="webhook", idempotent=True, config={"url": receiver.url})
 

@@ -7,21 +7,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from django.db import connection
 
 from scheduling.channels.base import Channel, Delivered, Message, Outcome, Quota
 from scheduling.delivery.presence import PresenceQuestion
-
-if TYPE_CHECKING:
-    from scheduling.models import ChannelConfig
-
-
-class CreateFakeChannel(Protocol):
-    """Create the row of a fake channel."""
-
-    def __call__(self, key: str = "fake", **changes: Any) -> ChannelConfig: ...
 
 
 @dataclass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+
+from tests.support.thread_servers import application_in_thread
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,17 @@ class ScriptedReceiver:
 
     script: list[Any] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    release_calls: threading.Event = field(default_factory=threading.Event)
     delay: float = 0.0  #: seconds until it answers
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        self._serving = application_in_thread(application)
+        self.url = f"{self._serving.__enter__()}/hook"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/hook"
+    def __exit__(self, *error: Any) -> None:
+        self._serving.__exit__(*error)
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None

@@ -117,7 +117,7 @@ def measure(source: str, known: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(reader, "rb") as answers:
         answer = answers.read()
     os.waitpid(pid, 0)
-    return json.loads(answer)  # type: ignore[no-any-return]
+    return json.loads(answer)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,16 @@
 """Touches that their receivers cannot take now: each waits as a row with an instant of its own, unclaimed."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils.timezone import localtime, now
 from prometheus_client.registry import REGISTRY
-from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
 from scheduling.channels.base import CalendarQuota, Delivered, Quota, Transient, channel_kinds
@@ -26,9 +20,9 @@ from scheduling.delivery import admission, lanes, pipeline
 from scheduling.delivery.sender import sender
 from scheduling.ids import new_id
 from scheduling.ledger.touches import TouchLedger, touch_ledger
-from scheduling.models import ChannelConfig, HarassmentRule, Node, Pause, Touch
+from scheduling.models import ChannelConfig, HarassmentRule, Pause, Touch
 from scheduling.operations import commands
-from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, make_quiet_now, pass_time, rows
+from tests.scheduling.core.conftest import deliver_when_due, fall_due, make_quiet_now, pass_time, rows
 from tests.scheduling.core.fake_channels import Died
 from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.touch_logs import list_verdicts
@@ -44,12 +38,12 @@ QUOTA_LABELS = {"kind": "limited", "reason": "quota"}
 class Robot(Webhook):
     """A receiver over HTTP that takes 10 messages in a short window."""
 
-    kind: ClassVar[str] = "robot"
+    kind = "robot"
     quotas = (Quota(LIMIT, WINDOW),)
 
 
 @pytest.fixture
-def channels(_sending: None, settings: Settings) -> None:
+def channels(_sending, settings):
     settings.CHANNELS = settings.CHANNELS | {
         "robot": "tests.scheduling.core.test_admission.Robot",
         "limited": "tests.scheduling.core.fake_channels.Limited",
@@ -58,12 +52,12 @@ def channels(_sending: None, settings: Settings) -> None:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Counter[UUID]:
+def written(monkeypatch):
     """How often each touch was deferred at admission."""
-    deferrals: Counter[UUID] = Counter()
+    deferrals = Counter()
     defer = TouchLedger.defer
 
-    def count(self: TouchLedger, deferred: Any) -> None:
+    def count(self, deferred):
         deferrals.update(list(deferred))
         defer(self, deferred)
 
@@ -71,11 +65,11 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[UUID]:
     return deferrals
 
 
-def deliver_due_until(ended: Callable[[], bool], *, threads: int = 2) -> None:
+def deliver_due_until(ended, *, threads=2):
     """Deliver what falls due, like workers: each touch goes to one of them."""
     finished = threading.Event()
 
-    def work(number: int) -> None:
+    def work(number):
         try:
             while not finished.is_set():
                 due = Touch.objects.filter(state__in=("scheduled", "queued"), due_at__lte=Now())
@@ -98,7 +92,7 @@ def deliver_due_until(ended: Callable[[], bool], *, threads: int = 2) -> None:
     assert sender().drain(WAIT_LIMIT)
 
 
-def all_delivered() -> bool:
+def all_delivered():
     return not Touch.objects.exclude(state="delivered").exists()
 
 
@@ -106,18 +100,16 @@ def all_delivered() -> bool:
 
 
 @pytest.mark.usefixtures("channels")
-def test_robot_quota_gives_each_touch_a_slot_of_its_own(
-    shop: Shop, receiver: ScriptedReceiver, written: Counter[UUID], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_robot_quota_gives_each_touch_a_slot_of_its_own(shop, receiver, written, monkeypatch):
     """All waited for the same instant, were judged and written again, and 10 of them were sent: quadratic."""
     robot = ChannelConfig.objects.create(key="robot", kind="robot", idempotent=False, config={"url": receiver.url})
     shop.node(channel=robot)
     ids = shop.plan(30)
     fall_due()
-    granted: list[tuple[float, float]] = []
+    granted = []
     acquire = QuotaGate.acquire
 
-    def note(self: QuotaGate, quotas: Any, wanted: Any) -> Any:
+    def note(self, quotas, wanted):
         before, grants = time.monotonic(), acquire(self, quotas, wanted)
         granted.extend([(before, time.monotonic())] * sum(grant.granted for grant in grants.values()))
         return grants
@@ -134,9 +126,7 @@ def test_robot_quota_gives_each_touch_a_slot_of_its_own(
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_batch_lost_after_its_reservation_loses_slots_only(
-    limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch, process: str
-) -> None:
+def test_batch_lost_after_its_reservation_loses_slots_only(limited, shop, monkeypatch, process):
     """A batch that is halved, or that PostgreSQL rolls back, reserved a second slot for each touch."""
     ids = shop.plan(6)
     fall_due()
@@ -162,7 +152,7 @@ def test_batch_lost_after_its_reservation_loses_slots_only(
         assert max(row.due_at for row in found) < now() + timedelta(hours=2, minutes=5)
 
 
-def test_stopped_touches_take_no_slot(limited: Node, shop: Shop) -> None:
+def test_stopped_touches_take_no_slot(limited, shop):
     """Those of a disabled node took the slots of the receiver for hours, before other nodes, and ended unsent."""
     Pause.objects.create(scope=f"node:{limited.key}")
     paused = deliver_when_due(*shop.plan(6))
@@ -179,8 +169,8 @@ def test_stopped_touches_take_no_slot(limited: Node, shop: Shop) -> None:
 
 
 @pytest.mark.usefixtures("channels")
-def test_channels_with_one_receiver_count_by_their_own_limits(shop: Shop) -> None:
-    robot: dict[str, Any] = {"kind": "limited", "config": {"name": "robot"}}
+def test_channels_with_one_receiver_count_by_their_own_limits(shop):
+    robot = {"kind": "limited", "config": {"name": "robot"}}
     shop.node("free", channel=shop.create_channel("free", **robot))
     shop.node("daily", channel=shop.create_channel("daily", **robot, daily_limit=5))
     sent = deliver_when_due(*shop.record_event().task_ids)
@@ -191,7 +181,7 @@ def test_channels_with_one_receiver_count_by_their_own_limits(shop: Shop) -> Non
 
 
 @pytest.mark.parametrize("between", ["quiet hours", "retry"])
-def test_used_slot_admits_no_second_time(between: str, limited: Node, shop: Shop) -> None:
+def test_used_slot_admits_no_second_time(between, limited, shop):
     """The process remembered the slot, also after its touch had used it: a claim and a verdict for nothing."""
     if between == "quiet hours":
         make_quiet_now()
@@ -214,7 +204,7 @@ def test_used_slot_admits_no_second_time(between: str, limited: Node, shop: Shop
     assert len(list_verdicts()) == judged
 
 
-def test_slot_of_a_lost_batch_is_forgotten_soon(limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_of_a_lost_batch_is_forgotten_soon(limited, shop, monkeypatch):
     early = shop.plan(2)
     fall_due()
     with monkeypatch.context() as patch:
@@ -231,17 +221,17 @@ def test_slot_of_a_lost_batch_is_forgotten_soon(limited: Node, shop: Shop, monke
     assert {(row.reason, row.lease_no) for row in after} == {("quota", 0)}
 
 
-def _die() -> None:
+def _die():
     raise Died
 
 
 @pytest.fixture
-def limited(channels: None, shop: Shop) -> Node:
+def limited(channels, shop):
     """A node with a receiver that takes two in an hour."""
     return shop.node(channel=shop.create_channel(f"limited-{new_id()}", kind="limited"))
 
 
-def test_high_priority_is_not_behind_planned_ones(limited: Node, shop: Shop) -> None:
+def test_high_priority_is_not_behind_planned_ones(limited, shop):
     shop.node("urgent", trigger="urgent", channel=limited.channel, priority=0)
     last = max(row.due_at for row in deliver_when_due(*shop.plan(20)))
     (urgent,) = shop.record_event("urgent", "ann").task_ids
@@ -256,7 +246,7 @@ def test_high_priority_is_not_behind_planned_ones(limited: Node, shop: Shop) -> 
     assert len(shop.fake_channel.received) == 2
 
 
-def test_cancelled_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
+def test_cancelled_touch_gives_its_slot_back(limited, shop):
     """A later touch was planned behind the slots of cancelled ones, and expired although the quota had room."""
     limited.cancel_on = ["order.paid"]
     limited.save()
@@ -278,7 +268,7 @@ def test_cancelled_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
     assert abs(row.due_at - waiting[0].due_at) < timedelta(seconds=5)
 
 
-def test_moved_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
+def test_moved_touch_gives_its_slot_back(limited, shop):
     """Its former instant was forgotten, and later touches waited behind an empty slot."""
     waiting = [row for row in deliver_when_due(*shop.plan(6)) if row.state == "scheduled"]
     later = [row.due_at + timedelta(days=1) for row in waiting]
@@ -288,22 +278,20 @@ def test_moved_touch_gives_its_slot_back(limited: Node, shop: Shop) -> None:
     assert wait_until(lambda: count_returned_slots() == len(waiting), WAIT_LIMIT)
 
 
-def count_returned_slots() -> int:
+def count_returned_slots():
     redis = sender().quotas._redis
     return sum(redis.zcard(key) for key in redis.scan_iter("at:quota:*:free:*"))
 
 
-def test_hanging_redis_delays_no_commit_that_frees_slots(
-    limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_redis_delays_no_commit_that_frees_slots(limited, shop, monkeypatch):
     """The thread that committed an event of intake waited for Redis, up to a second. An error ends no later return."""
     limited.cancel_on = ["order.paid"]
     limited.save()
     waiting = [row for row in deliver_when_due(*shop.plan(6)) if row.state == "scheduled"]
     committed = threading.Event()
-    in_time: list[bool] = []
+    in_time = []
 
-    def hang(self: QuotaGate, slots: Any) -> None:
+    def hang(self, slots):
         in_time.append(committed.wait(WAIT_LIMIT))
         raise OSError("Redis has hung")
 
@@ -319,7 +307,7 @@ def test_hanging_redis_delays_no_commit_that_frees_slots(
     assert wait_until(lambda: count_returned_slots() == 3, WAIT_LIMIT)
 
 
-def test_touch_waits_no_longer_than_its_expiry(limited: Node, shop: Shop) -> None:
+def test_touch_waits_no_longer_than_its_expiry(limited, shop):
     """It takes no slot after its expiry: the next one that lives longer gets it."""
     ids = shop.plan(6)
     Touch.objects.filter(pk__in=ids[:4]).update(expires_at=Now() + timedelta(minutes=30))
@@ -336,7 +324,7 @@ def test_touch_waits_no_longer_than_its_expiry(limited: Node, shop: Shop) -> Non
     assert {(row.state, row.reason) for row in expired} == {("suppressed", "expired")}
 
 
-def test_touch_beyond_the_daily_limit_waits_for_the_next_day(shop: Shop) -> None:
+def test_touch_beyond_the_daily_limit_waits_for_the_next_day(shop):
     channel = shop.create_channel(f"daily-{new_id()}", daily_limit=2)
     shop.node(channel=channel)
     ids = shop.plan(5)
@@ -352,7 +340,7 @@ def test_touch_beyond_the_daily_limit_waits_for_the_next_day(shop: Shop) -> None
     assert abs(found[4].due_at - found[4].expires_at) < timedelta(seconds=5), "it has no room before it expires"
 
 
-def test_missed_slots_are_planned_again_without_verdict(limited: Node, shop: Shop) -> None:
+def test_missed_slots_are_planned_again_without_verdict(limited, shop):
     """After an outage many slots have passed. All were judged, and claims wasted."""
     ids = shop.plan(10)
     deliver_when_due(*ids)
@@ -368,7 +356,7 @@ def test_missed_slots_are_planned_again_without_verdict(limited: Node, shop: Sho
     assert len({row.due_at.replace(second=0, microsecond=0) for row in again}) >= 3
 
 
-def test_unreachable_redis_grants_nothing(limited: Node, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_redis_grants_nothing(limited, shop, monkeypatch):
     gone = QuotaGate.connect(f"redis://127.0.0.1:{select_port()}/0")
     monkeypatch.setattr(sender(), "quotas", gone)
     ids = shop.plan(5)
@@ -386,9 +374,7 @@ def test_unreachable_redis_grants_nothing(limited: Node, shop: Shop, monkeypatch
 # --- receivers with finite capacity ----------------------------------------------------------------------------------
 
 
-def test_slow_receiver_does_not_hold_up_another(
-    shop: Shop, hook: ChannelConfig, receiver: ScriptedReceiver, written: Counter[UUID], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_receiver_does_not_hold_up_another(shop, hook, receiver, written, monkeypatch):
     """A worker with a full process stopped working, and touches that could not be sent were judged again."""
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 5)
     receiver.delay = 0.25
@@ -414,7 +400,7 @@ def test_slow_receiver_does_not_hold_up_another(
     assert written.total() < 5 * 30
 
 
-def test_full_lane_is_asked_before_the_claim(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_lane_is_asked_before_the_claim(shop, monkeypatch):
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 2)
     channel = shop.create_channel()
     shop.node(channel=channel)
@@ -440,22 +426,22 @@ def test_full_lane_is_asked_before_the_claim(shop: Shop, monkeypatch: pytest.Mon
     assert shop.fake_channel.received[2].task_id == urgent, "it waited behind the others of its receiver"
 
 
-def test_lane_full_of_low_touches_has_room_for_normal_ones() -> None:
-    held, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=1))
+def test_lane_full_of_low_touches_has_room_for_normal_ones():
+    held, channel = lanes.ReceiverLanes(), SimpleNamespace(at_once=1)
     for _ in range(9):
         held.hold("slow", channel, 2)
     assert held.find_wait("slow", channel, 2, own=0, total=0)
     assert held.find_wait("slow", channel, 1, own=0, total=0) is None
 
 
-def test_low_touch_goes_first_before_its_deadline() -> None:
+def test_low_touch_goes_first_before_its_deadline():
     """It was released, claimed and judged again as long as others arrived."""
     lane = lanes.ReceiverLane(limit=1)
 
-    def wait(priority: int, age: float) -> None:
+    def wait(priority, age):
         claimed = time.monotonic() - age
         lane.waiting[priority].append(
-            cast(Any, SimpleNamespace(clock=SimpleNamespace(monotonic=claimed), left=lambda now: claimed + 20 - now))
+            SimpleNamespace(clock=SimpleNamespace(monotonic=claimed), left=lambda now: claimed + 20 - now)
         )
 
     wait(2, age=5)
@@ -466,15 +452,15 @@ def test_low_touch_goes_first_before_its_deadline() -> None:
     assert lane.next_waiting(time.monotonic()) is lane.waiting[2]
 
 
-def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_process_leaves_each_receiver_a_small_share(monkeypatch):
     monkeypatch.setattr(lanes, "IN_FLIGHT", 30)
     monkeypatch.setattr(lanes, "SMALL_SHARE", 3)
     held = lanes.ReceiverLanes()
-    channel: Any = SimpleNamespace(at_once=None)
+    channel = SimpleNamespace(at_once=None)
     for _ in range(30):
         held.hold("slow", channel, 1)
 
-    def admitted(receiver: str, wanted: int) -> int:
+    def admitted(receiver, wanted):
         waits = [held.find_wait(receiver, channel, 1, own=own, total=own) for own in range(wanted)]
         return waits.count(None)
 
@@ -484,28 +470,28 @@ def test_full_process_leaves_each_receiver_a_small_share(monkeypatch: pytest.Mon
     assert admitted("fast", 5) == 0, "nothing bounds the process"
 
 
-def test_lanes_of_held_receivers_keep_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_of_held_receivers_keep_no_others(monkeypatch):
     """While the first hundred held deliveries, the process remembered all others for ever."""
     monkeypatch.setattr(lanes, "REMEMBERED", 200)
-    known, channel = lanes.ReceiverLanes(), cast(Any, SimpleNamespace(at_once=None))
+    known, channel = lanes.ReceiverLanes(), SimpleNamespace(at_once=None)
     for number in range(150):
-        known.hold(f"held-{number}", channel, 1)  # type: ignore[arg-type]
+        known.hold(f"held-{number}", channel, 1)
 
     for number in range(2000):
-        known.find_wait(f"other-{number}", channel, 1, own=0, total=0)  # type: ignore[arg-type]
+        known.find_wait(f"other-{number}", channel, 1, own=0, total=0)
 
     assert len(known._lanes) <= 350
     assert all(known[f"held-{number}"].held == 1 for number in range(150))
 
 
-def test_halved_batch_takes_each_instant_of_a_lane_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halved_batch_takes_each_instant_of_a_lane_once(shop, monkeypatch):
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     shop.node(channel=shop.create_channel())
     ids = shop.plan(16)
     fall_due()
     defer, failures = TouchLedger.defer, 2
 
-    def fail(self: TouchLedger, deferred: Any) -> None:
+    def fail(self, deferred):
         nonlocal failures
         failures -= 1
         if failures >= 0:
@@ -513,10 +499,10 @@ def test_halved_batch_takes_each_instant_of_a_lane_once(shop: Shop, monkeypatch:
         defer(self, deferred)
 
     monkeypatch.setattr(TouchLedger, "defer", fail)
-    taken: list[float] = []
+    taken = []
     reserve_instant = lanes.ReceiverLane.reserve_instant
 
-    def note(self: lanes.ReceiverLane, earliest: float, priority: int) -> float:
+    def note(self, earliest, priority):
         taken.append(reserve_instant(self, earliest, priority))
         return taken[-1]
 
@@ -529,7 +515,7 @@ def test_halved_batch_takes_each_instant_of_a_lane_once(shop: Shop, monkeypatch:
     assert sender().drain(WAIT_LIMIT)
 
 
-def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
+def test_lane_instants_follow_the_pace_of_the_receiver():
     lane = lanes.ReceiverLane(limit=10)
     lane.note_duration(5.0)
 
@@ -543,9 +529,9 @@ def test_lane_instants_follow_the_pace_of_the_receiver() -> None:
     assert len({round(each) for each in far}) > 300, "what is beyond the estimate returns at one instant"
 
 
-def test_submitted_trial_counts_before_its_call_starts() -> None:
+def test_submitted_trial_counts_before_its_call_starts():
     """A process admits its next batch while the sender has not looked at the trial of the last one."""
-    channel: Any = SimpleNamespace(at_once=None)
+    channel = SimpleNamespace(at_once=None)
     held, at = lanes.ReceiverLanes(), time.monotonic()
     for _ in range(5):
         held.hold("robot", channel, 1)
@@ -562,7 +548,7 @@ def test_submitted_trial_counts_before_its_call_starts() -> None:
     assert wait[0] == "target_down"
 
 
-def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(shop: Shop) -> None:
+def test_resting_receiver_gets_one_trial_and_the_rest_no_verdict(shop):
     """Each rest cost all waiting touches a verdict and two writes, and all returned at one instant."""
     shop.node(channel=shop.create_channel(retry_delays=[3600] * 5))
     shop.answer(Transient("connect"))

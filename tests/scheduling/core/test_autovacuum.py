@@ -1,7 +1,5 @@
 """Each table that is written with every event, touch or job is vacuumed long before a fifth of it has changed."""
 
-from __future__ import annotations
-
 import pytest
 
 from scheduling import sql
@@ -15,7 +13,7 @@ HOT = [
 
 
 @each_row("table", HOT)
-def test_hot_table_has_own_autovacuum_settings(table: str) -> None:
+def test_hot_table_has_own_autovacuum_settings(table):
     ((given,),) = sql.rows("SELECT reloptions FROM pg_class WHERE oid = %(table)s::text::regclass", {"table": table})
     options = dict(each.split("=") for each in given)
     assert float(options["autovacuum_vacuum_scale_factor"]) <= 0.05

@@ -1,13 +1,9 @@
 """I12: a batch is bounded in time and in bytes, and what it leaves is delivered by the next one at once."""
 
-from __future__ import annotations
-
 import random
 import time
 import tracemalloc
 from contextlib import suppress
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -17,25 +13,22 @@ from scheduling import sql
 from scheduling.delivery import due_batch, pipeline
 from scheduling.delivery.due_batch import ANNOUNCE_STATEMENT, load_announced
 from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import WakeUp
 from scheduling.models import FailedTask
-from tests.scheduling.core.conftest import Shop, deliver, fall_due, rows
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import SecondConnection
+from tests.scheduling.core.conftest import deliver, fall_due, rows
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> list[list[WakeUp]]:
+def published(monkeypatch):
     """What was announced, in place of the broker."""
-    found: list[list[WakeUp]] = []
+    found = []
     monkeypatch.setattr(pipeline, "publish_touches", lambda wakeups, channels: found.append(list(wakeups)))
     return found
 
 
-def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
+def deliver_all(ids, published):
     """Deliver, and follow each message about the rest as a worker would. Returns how many each batch left."""
     left = []
     while ids:
@@ -47,7 +40,7 @@ def deliver_all(ids: list[UUID], published: list[list[WakeUp]]) -> list[int]:
 
 
 @pytest.mark.parametrize("text", ["compressible", "random"])
-def test_load_announced_stops_at_the_byte_limit(matrix: MatrixBuilder, record_event: RecordEvent, text: str) -> None:
+def test_load_announced_stops_at_the_byte_limit(matrix, record_event, text):
     """The data of what is left does not reach this process, also where PostgreSQL keeps it compressed."""
     matrix.node(guard_dedupe="ignore")
     data = {"text": "x" * 100_000 if text == "compressible" else bytes(range(32, 122)).decode() * 1_100}
@@ -67,7 +60,7 @@ def test_load_announced_stops_at_the_byte_limit(matrix: MatrixBuilder, record_ev
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_load_announced_does_not_read_left_data(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_load_announced_does_not_read_left_data(matrix, record_event):
     """Where PostgreSQL keeps it compressed, its size is estimated from what is stored."""
     matrix.node(guard_dedupe="ignore")
     dice = random.Random(3)
@@ -87,9 +80,7 @@ def test_load_announced_does_not_read_left_data(matrix: MatrixBuilder, record_ev
     assert blocks < 20 * 5
 
 
-def test_load_announced_takes_one_oversized_event_of_the_highest_priority(
-    matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_load_announced_takes_one_oversized_event_of_the_highest_priority(matrix, record_event):
     matrix.node("low", trigger="a", priority=2)
     matrix.node("high", trigger="b", priority=0)
     low = [record_event("a", f"user-{number}").task_ids[0] for number in range(3)]
@@ -99,9 +90,7 @@ def test_load_announced_takes_one_oversized_event_of_the_highest_priority(
     assert [task_id for task_id, row in found.items() if row.readable] == [high]
 
 
-def test_deliver_splits_at_the_byte_limit(
-    shop: Shop, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deliver_splits_at_the_byte_limit(shop, published, monkeypatch):
     monkeypatch.setattr(due_batch, "MOST_BYTES", 35_000)
     shop.node()
     ids = [shop.record_event(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
@@ -112,14 +101,12 @@ def test_deliver_splits_at_the_byte_limit(
     assert {row.state for row in rows(ids)} == {"delivered"}
 
 
-def test_deliver_stops_at_the_judging_time_limit(
-    shop: Shop, published: list[list[WakeUp]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deliver_stops_at_the_judging_time_limit(shop, published, monkeypatch):
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
     monkeypatch.setattr(pipeline, "LONGEST_JUDGING", 0.3)
     render = pipeline.render_message
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments):
         time.sleep(0.1)
         return render(*arguments)
 
@@ -139,21 +126,19 @@ def test_deliver_stops_at_the_judging_time_limit(
     assert {row.state for row in rows(ids)} == {"delivered"}
 
 
-def test_deliver_halves_batch_after_idle_timeout(
-    shop: Shop, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deliver_halves_batch_after_idle_timeout(shop, second_connection, monkeypatch):
     """25P03: what was done between two statements took too long for so many; it is no outage."""
     shop.node()
     ids = shop.plan(4)
     fall_due()
     write, sizes = touch_ledger.write_decisions, []
 
-    def gone(pid: int) -> bool:
+    def gone(pid):
         with connection.cursor() as cursor:
             cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
             return bool(cursor.fetchone() == (0,))
 
-    def too_slow_for_many(decisions: Any, **conditions: Any) -> int:
+    def too_slow_for_many(decisions, **conditions):
         sizes.append(sum(map(len, decisions.values())))
         if sizes[-1] > 1:
             pid = connection.connection.info.backend_pid
@@ -162,7 +147,7 @@ def test_deliver_halves_batch_after_idle_timeout(
             assert wait_until(lambda: second_connection(lambda: gone(pid)), WAIT_LIMIT)
         return write(decisions, **conditions)
 
-    def deliver_or_reconnect() -> bool:
+    def deliver_or_reconnect():
         with suppress(sql.UNAVAILABLE_ERRORS):  # a closed connection need not give its reason
             deliver(ids)
             return True
@@ -178,12 +163,12 @@ def test_deliver_halves_batch_after_idle_timeout(
 
 
 @pytest.fixture
-def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) -> list[Any]:
+def edits(monkeypatch, second_connection):
     """Each is committed by another connection between a batch's judgement and its write."""
-    waiting: list[Any] = []
+    waiting = []
     write = touch_ledger.write_decisions
 
-    def edited_first(*settlements: Any, **conditions: Any) -> int:
+    def edited_first(*settlements, **conditions):
         if waiting:
             second_connection(waiting.pop(0))
         return write(*settlements, **conditions)
@@ -192,9 +177,7 @@ def edits(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) 
     return waiting
 
 
-def test_deliver_leaves_touch_whose_node_is_on_again(
-    shop: Shop, edits: list[Any], published: list[list[WakeUp]]
-) -> None:
+def test_deliver_leaves_touch_whose_node_is_on_again(shop, edits, published):
     """An undo of the switch would not see an end that is written after it. Others of the batch are settled."""
     node = shop.node()
     shop.node("other", trigger="other")
@@ -203,7 +186,7 @@ def test_deliver_leaves_touch_whose_node_is_on_again(
     node.enabled = False
     node.save()
 
-    def switch_on() -> None:
+    def switch_on():
         node.enabled = True
         node.save()
 

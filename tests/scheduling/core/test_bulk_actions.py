@@ -1,22 +1,16 @@
 """One action on all matching rows: each row once despite races and killed workers, at its rate, until stopped."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
-from django.db.models import QuerySet
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -30,8 +24,6 @@ from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import LATER, deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,16 +31,16 @@ ANN = Actor("ann", reason="the receiver is back")
 
 
 @pytest.fixture(autouse=True)
-def _time_to_count(settings: Settings) -> None:
+def _time_to_count(settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_selection=60.0)
 
 
 @pytest.fixture
-def fail(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[int], list[FailedTask]]:
+def fail(matrix, record_event):
     """So many touches that failed because their text wants data that the event did not bring."""
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
 
-    def fail(count: int) -> list[FailedTask]:
+    def fail(count):
         task_ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
         deliver(task_ids)
         return list(FailedTask.objects.filter(task_id__in=task_ids).order_by("pk"))
@@ -56,7 +48,7 @@ def fail(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[int], li
     return fail
 
 
-def finish(row: BulkAction) -> BulkAction:
+def finish(row):
     for _ in range(100):  # an action that repeats a batch without end fails its test soon
         if not bulk_actions.run_batch(row.pk, LATER):
             break
@@ -64,20 +56,20 @@ def finish(row: BulkAction) -> BulkAction:
     return row
 
 
-def start(action: str, rows: QuerySet[Any] | None = None, **options: Any) -> BulkAction:
+def start(action, rows=None, **options):
     """On the open failed tasks, or on the given rows."""
     rows = FailedTask.objects.filter(state="open") if rows is None else rows
     return bulk_actions.start_bulk_action(action, rows, ANN, **options)
 
 
-def again() -> list[Touch]:
+def again():
     return list(Touch.objects.filter(retry_of__isnull=False).order_by("due_at"))
 
 
 # --- what is done -------------------------------------------------------------------------------------------------
 
 
-def test_bulk_action_covers_what_matched_at_its_start(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_bulk_action_covers_what_matched_at_its_start(fail):
     rows = fail(4)
     user = get_user_model().objects.create(username="ann")
 
@@ -96,7 +88,7 @@ def test_bulk_action_covers_what_matched_at_its_start(fail: Callable[[int], list
     assert later.state == "open"
 
 
-def test_bulk_retry_skips_what_another_user_ignored(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_bulk_retry_skips_what_another_user_ignored(fail):
     """One ignored task can be retried. A user who retries the open ones has not asked for it."""
     rows = fail(3)
     failed_tasks.ignore_failed_task(rows[0].pk, Actor("bob"))
@@ -109,7 +101,7 @@ def test_bulk_retry_skips_what_another_user_ignored(fail: Callable[[int], list[F
     assert (row.total, row.done, row.skipped) == (2, 2, 0)
 
 
-def test_bulk_resolve_skips_certain_failures(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_bulk_resolve_skips_certain_failures(fail):
     """These tasks failed for certain: there is nothing that a person could find out."""
     fail(2)
     for action in ("delivered", "not_delivered"):
@@ -117,9 +109,7 @@ def test_bulk_resolve_skips_certain_failures(fail: Callable[[int], list[FailedTa
         assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
-def test_bulk_failing_row_is_tried_once_and_stops_no_other(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_failing_row_is_tried_once_and_stops_no_other(fail, monkeypatch):
     """A message that was unreadable is skipped: there is nothing to send again."""
     monkeypatch.setattr(bulk_actions, "BATCH", 1)
     rows = fail(3)
@@ -134,7 +124,7 @@ def test_bulk_failing_row_is_tried_once_and_stops_no_other(
     assert rows[1].state == "open"
 
 
-def test_bulk_cancel_cancels_matching_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_bulk_cancel_cancels_matching_waiting_touches(matrix, record_event):
     node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
     for user in ("ann", "bob"):
         record_event(user=user)
@@ -150,7 +140,7 @@ def test_bulk_cancel_cancels_matching_waiting_touches(matrix: MatrixBuilder, rec
     assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cancel_running_locked_touch_does_not_wait(matrix, record_event):
     """The batch holds locks of other touches, and settling locks many in any order."""
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -168,9 +158,7 @@ def test_cancel_running_locked_touch_does_not_wait(matrix: MatrixBuilder, record
 # --- pace ---------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_pass_follow_the_rate(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_pass_follow_the_rate(fail, monkeypatch):
     monkeypatch.setattr(bulk_actions, "BATCH", 4)
     fail(12)
     row = start("retry", per_second=2)
@@ -187,16 +175,14 @@ def test_rows_of_a_pass_follow_the_rate(
     assert (row.state, row.done, len(again())) == ("done", 12, 12)
 
 
-def test_slow_action_takes_no_rows_from_another(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_action_takes_no_rows_from_another(fail, monkeypatch):
     """The rows of a pass are those of the five seconds after the turn of their action."""
     rows = fail(13)
     archive = FAILED_TASK_ACTIONS["archive"].function
 
     real, late = sql.now, [timedelta(0)]
 
-    def archive_slowly(key: UUID, actor: Actor) -> None:
+    def archive_slowly(key, actor):
         archive(key, actor)
         late[0] = timedelta(seconds=1)
 
@@ -212,7 +198,7 @@ def test_slow_action_takes_no_rows_from_another(
     assert len(again()) == 10
 
 
-def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_slow_rate_and_outage_publish_no_burst(fail):
     fail(5)
     start("retry", per_second=0.1)
     for seconds, count in ((0, 1), (4, 1), (7, 2), (3600, 3)):
@@ -224,9 +210,7 @@ def test_slow_rate_and_outage_publish_no_burst(fail: Callable[[int], list[Failed
 # --- stopped ------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_action_cancelled_stops_before_next_batch(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_action_cancelled_stops_before_next_batch(fail, monkeypatch):
     """Also where its worker has counted the try, and locks the action for the batch only now."""
     fail(3)
     row = start("retry", per_second=0.2)
@@ -245,14 +229,12 @@ def test_bulk_action_cancelled_stops_before_next_batch(
         bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
 
 
-def test_cancel_bulk_action_does_not_wait_for_batch(
-    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, settings: Settings
-) -> None:
+def test_cancel_bulk_action_does_not_wait_for_batch(fail, second_connection, settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_cancel=0.1)
     fail(1)
     row = start("retry")
 
-    def stop() -> None:
+    def stop():
         with connection.cursor() as cursor:  # so that this test ends, whatever it waits for
             cursor.execute("SET lock_timeout = '10s'")
         bulk_actions.cancel_bulk_action(row.pk, Actor("bob"))
@@ -265,7 +247,7 @@ def test_cancel_bulk_action_does_not_wait_for_batch(
     assert row.state == "running"
 
 
-def test_same_bulk_action_is_started_once_until_it_ends(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
+def test_same_bulk_action_is_started_once_until_it_ends(fail, race):
     """A double click, or a client that asks again."""
     fail(1)
     assert sum(race(6, lambda number: _begun({"state": "open"}))) == 1
@@ -273,7 +255,7 @@ def test_same_bulk_action_is_started_once_until_it_ends(fail: Callable[[int], li
     assert _begun({"state": "open"})
 
 
-def test_bulk_action_on_same_rows_or_with_same_filter_is_the_same(fail: Callable[[int], list[FailedTask]]) -> None:
+def test_bulk_action_on_same_rows_or_with_same_filter_is_the_same(fail):
     """The API and the list name filters differently, and the list has more rows at the second click."""
     rows = fail(2)
     some = FailedTask.objects.filter(pk=rows[0].pk)
@@ -284,19 +266,17 @@ def test_bulk_action_on_same_rows_or_with_same_filter_is_the_same(fail: Callable
     start("archive", chosen={"fingerprint": "x"})
 
 
-def test_concurrent_bulk_actions_respect_the_maximum(
-    fail: Callable[[int], list[FailedTask]], race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_bulk_actions_respect_the_maximum(fail, race, monkeypatch):
     monkeypatch.setattr(bulk_actions, "MOST_RUNNING", 2)
     rows = fail(6)
 
-    def begin(number: int) -> bool:
+    def begin(number):
         return _begun({"reason": f"{number}"}, FailedTask.objects.filter(pk=rows[number].pk))
 
     assert sum(race(6, begin)) == 2
 
 
-def _begun(chosen: dict[str, str], rows: QuerySet[FailedTask] | None = None) -> bool:
+def _begun(chosen, rows=None):
     try:
         start("ignore", rows, chosen=chosen)
     except Conflict:
@@ -307,9 +287,7 @@ def _begun(chosen: dict[str, str], rows: QuerySet[FailedTask] | None = None) -> 
 # --- selection ----------------------------------------------------------------------------------------------------
 
 
-def test_bulk_selection_is_bounded_in_rows_and_time(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch, settings: Settings
-) -> None:
+def test_bulk_selection_is_bounded_in_rows_and_time(fail, monkeypatch, settings):
     fail(2)
     monkeypatch.setattr(bulk_actions, "MOST_ROWS", 1)
     with pytest.raises(InvalidInput, match="More than 1 rows match"):
@@ -325,14 +303,12 @@ def test_bulk_selection_is_bounded_in_rows_and_time(
 # --- races and deaths ---------------------------------------------------------------------------------------------
 
 
-def test_bulk_racing_workers_process_each_row_once(
-    fail: Callable[[int], list[FailedTask]], race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_racing_workers_process_each_row_once(fail, race, monkeypatch):
     monkeypatch.setattr(bulk_actions, "BATCH", 3)
     rows = fail(14)
     row = start("retry", per_second=200)
 
-    def work(number: int) -> int:
+    def work(number):
         batches = 0
         while BulkAction.objects.filter(pk=row.pk, state="running").exists():
             batches += bulk_actions.run_batch(row.pk, LATER)
@@ -344,7 +320,7 @@ def test_bulk_racing_workers_process_each_row_once(
     assert sorted(str(touch.retry_of) for touch in again()) == sorted(str(each.task_id) for each in rows)
 
 
-def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[FailedTask]], race: Race) -> None:
+def test_bulk_overlapping_actions_process_rows_once(fail, race):
     rows = fail(8)
     both = [
         start("retry"),
@@ -359,9 +335,7 @@ def test_bulk_overlapping_actions_process_rows_once(fail: Callable[[int], list[F
 
 
 @pytest.mark.processes
-def test_bulk_worker_killed_in_batch_stores_nothing(
-    fail: Callable[[int], list[FailedTask]], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_worker_killed_in_batch_stores_nothing(fail, second_connection, monkeypatch):
     rows = fail(6)
     row = start("retry")
 
@@ -381,9 +355,7 @@ def test_bulk_worker_killed_in_batch_stores_nothing(
     assert (row.done, len(again())) == (6, 6)
 
 
-def test_failing_action_ends_after_spaced_tries_and_stops_no_other(
-    fail: Callable[[int], list[FailedTask]], settings: Settings
-) -> None:
+def test_failing_action_ends_after_spaced_tries_and_stops_no_other(fail, settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, bulk_batch=0.5)
     rows = fail(2)
     hung = start("archive")
@@ -405,14 +377,12 @@ def test_failing_action_ends_after_spaced_tries_and_stops_no_other(
     assert (well.state, well.done) == ("done", 1)
 
 
-def test_bulk_batch_with_lost_database_is_repeated(
-    fail: Callable[[int], list[FailedTask]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bulk_batch_with_lost_database_is_repeated(fail, monkeypatch):
     rows = fail(3)
     row = start("ignore")
     ignore = FAILED_TASK_ACTIONS["ignore"].function
 
-    def lose(key: UUID, actor: Actor) -> None:
+    def lose(key, actor):
         if key == rows[1].pk:
             raise OperationalError("the connection is lost")
         ignore(key, actor)
@@ -439,8 +409,8 @@ bulk_actions.continue_bulk_actions()
 # --- kept and forgotten -------------------------------------------------------------------------------------------
 
 
-def test_retention_deletes_ended_bulk_actions_only(fail: Callable[[int], list[FailedTask]]) -> None:
-    def old() -> UUID:
+def test_retention_deletes_ended_bulk_actions_only(fail):
+    def old():
         return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=100)).int + uuid4().int % 2**60)
 
     for state in ("running", "done", "cancelled"):

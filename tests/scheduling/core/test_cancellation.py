@@ -1,12 +1,7 @@
 """An event can cancel a touch at any moment, also while a worker has it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -19,15 +14,14 @@ from scheduling.ids import new_id
 from scheduling.ledger import locks
 from scheduling.models import Customer, Event, Touch
 from scheduling.planning.ingest import NewEvent, record_events
-from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, fall_due, make_quiet_now
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, make_quiet_now
 from tests.support.second_connection import act_on_second_connection, await_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def fail_during_send(task_id: UUID, shop: Shop, meanwhile: Callable[[], Any]) -> Any:
+def fail_during_send(task_id, shop, meanwhile):
     """A worker has it while that happens, and then it waits to be sent again."""
     shop.fake_channel.blocks = True
     shop.answer(Transient("http_503"))
@@ -41,7 +35,7 @@ def fail_during_send(task_id: UUID, shop: Shop, meanwhile: Callable[[], Any]) ->
     return happened
 
 
-def test_restart_event_during_send_stops_the_retry(shop: Shop) -> None:
+def test_restart_event_during_send_stops_the_retry(shop):
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
     shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
     (first,) = shop.record_event().task_ids
@@ -53,7 +47,7 @@ def test_restart_event_during_send_stops_the_retry(shop: Shop) -> None:
     assert (new.state, len(shop.fake_channel.received)) == ("delivered", 2)
 
 
-def test_cancel_event_during_send_stops_the_retry_and_no_later_touch(shop: Shop) -> None:
+def test_cancel_event_during_send_stops_the_retry_and_no_later_touch(shop):
     """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be.
 
     `keep`: the customer got nothing, because the touch that was kept was cancelled at its retry.
@@ -70,14 +64,14 @@ def test_cancel_event_during_send_stops_the_retry_and_no_later_touch(shop: Shop)
     assert [message.task_id for message in shop.fake_channel.received] == [first, second]
 
 
-def test_touches_to_be_cancelled_are_found_by_one_query(shop: Shop) -> None:
+def test_touches_to_be_cancelled_are_found_by_one_query(shop):
     """A pause releases the touches of many customers, whose next events come in one batch."""
     shop.node(channel=shop.create_channel(), cancel_on=["order.paid"], on_repeat="keep", guard_dedupe="ignore")
     users = [f"user-{number}" for number in range(4)]
     shop.answer(Transient("http_503"))
     deliver_when_due(*(shop.record_event(user=user).task_ids[0] for user in users))
 
-    def count_queries(*users: str) -> int:
+    def count_queries(*users):
         with CaptureQueriesContext(connection) as queries:
             record_events([NewEvent("shop", str(new_id()), "material.downloaded", user) for user in users])
         assert Touch.objects.count() == 4, "the one of each customer that waits is kept"
@@ -87,7 +81,7 @@ def test_touches_to_be_cancelled_are_found_by_one_query(shop: Shop) -> None:
     assert count_queries(*users[1:]) == count_queries(users[0])
 
 
-def test_late_event_during_send_restarts_nothing(shop: Shop) -> None:
+def test_late_event_during_send_restarts_nothing(shop):
     """Its time is before that of the touch that a worker has, so it replaces neither that touch nor its retry."""
     shop.node(channel=shop.create_channel(), on_repeat="restart", guard_dedupe="ignore")
     (first,) = shop.record_event(occurred_at=now()).task_ids
@@ -100,7 +94,7 @@ def test_late_event_during_send_restarts_nothing(shop: Shop) -> None:
     assert cancelled.reason == "restarted:material.downloaded"
 
 
-def test_earlier_or_other_event_does_not_stop_retry(shop: Shop) -> None:
+def test_earlier_or_other_event_does_not_stop_retry(shop):
     shop.node(channel=shop.create_channel(), cancel_on=["order.paid"])
     shop.record_event(type="order.paid")
     shop.answer(Transient("http_503"))
@@ -111,7 +105,7 @@ def test_earlier_or_other_event_does_not_stop_retry(shop: Shop) -> None:
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
-def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder) -> None:
+def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix):
     """The two happened at once. The one that cancels came first, so it cancels nothing, also after a wait."""
     matrix.node(cancel_on=["order.paid"])
     rule, at = make_quiet_now(), now()
@@ -125,12 +119,12 @@ def test_held_touch_outlives_an_earlier_event_of_its_batch(matrix: MatrixBuilder
     assert (row.state, row.reason) == ("delivered", "")
 
 
-def test_event_that_waited_for_its_customer_is_received_after_the_touch(shop: Shop) -> None:
+def test_event_that_waited_for_its_customer_is_received_after_the_touch(shop):
     """Events and touches are dated in the order in which their transactions have the customer."""
     shop.node(cancel_on=["order.paid"])
     ann = Customer.objects.create(user_id="ann")
 
-    def record_paid() -> None:
+    def record_paid():
         record_events([NewEvent("shop", "1", "order.paid", "ann")], lock_wait=WAIT_LIMIT)
 
     with ThreadPoolExecutor(1) as pool:

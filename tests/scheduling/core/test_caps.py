@@ -1,11 +1,7 @@
 """I6: the guards are atomic for each customer. However many deliver at once, a cap of three lets three through."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -22,7 +18,6 @@ from scheduling.models import Customer, FailedTask, HarassmentRule, Holdout, Pau
 from scheduling.operations import commands, failed_tasks
 from scheduling.policy.guards import GuardVerdict
 from tests.scheduling.core.conftest import (
-    Shop,
     deliver,
     deliver_when_due,
     expire_lease,
@@ -30,8 +25,6 @@ from tests.scheduling.core.conftest import (
     rows,
     sendings,
 )
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 from tests.support.touch_logs import list_verdicts
 from tests.support.waiting import WAIT_LIMIT
 
@@ -40,11 +33,11 @@ MANY, FEW = 64, 16
 
 
 @pytest.fixture
-def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
+def waiting(matrix, record_event):
     """Touches of Ann that differ in nothing but their event, all due."""
     matrix.node(guard_dedupe="ignore")
 
-    def waiting(count: int, **changes: Any) -> list[UUID]:
+    def waiting(count, **changes):
         task_ids = [record_event(**changes).task_ids[0] for _ in range(count)]
         fall_due()
         return task_ids
@@ -52,17 +45,17 @@ def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     return waiting
 
 
-def count_by_state() -> dict[str, int]:
+def count_by_state():
     states = list(Touch.objects.values_list("state", flat=True))
     return {state: states.count(state) for state in set(states)}
 
 
-def cap(limit: int, scope: str = "user") -> None:
+def cap(limit, scope="user"):
     HarassmentRule.objects.filter(kind="cap").update(limit=limit, scope=scope)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
-def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Race, batch: int) -> None:
+def test_cap_of_three_holds_for_64_racing_touches(waiting, race, batch):
     """I6: alone, and split over batches."""
     task_ids = waiting(MANY)
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
@@ -83,7 +76,7 @@ def test_cap_of_three_holds_for_64_racing_touches(waiting: Any, race: Race, batc
     assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists(), "they hold no slots"
 
 
-def test_community_cap_holds_across_members(matrix: MatrixBuilder, record_event: RecordEvent, race: Race) -> None:
+def test_community_cap_holds_across_members(matrix, record_event, race):
     """I6: customers first, then communities, and the count in a statement after both locks."""
     matrix.node(guard_dedupe="ignore")
     cap(3, "community")
@@ -99,7 +92,7 @@ def test_community_cap_holds_across_members(matrix: MatrixBuilder, record_event:
     assert Touch.objects.filter(chat_id="", state="delivered").count() == 5
 
 
-def test_community_dedupe_holds_across_members(matrix: MatrixBuilder, record_event: RecordEvent, race: Race) -> None:
+def test_community_dedupe_holds_across_members(matrix, record_event, race):
     """I6: 24 members download at once; the group gets the text once, and each member without a group gets it."""
     HarassmentRule.objects.create(kind="dedupe", scope="community", window=timedelta(hours=72))
     matrix.node()
@@ -116,7 +109,7 @@ def test_community_dedupe_holds_across_members(matrix: MatrixBuilder, record_eve
     assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists()
 
 
-PARTS: dict[str, dict[str, Any]] = {
+PARTS = {
     "channel": {"channel": "sms", "limit": 2},
     "kind": {"channel": "fake", "limit": 2},
     "category": {"category": "marketing", "limit": 2},
@@ -127,7 +120,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_cap_of_a_part_holds_for_racing_touches(shop: Shop, race: Race, part: str) -> None:
+def test_cap_of_a_part_holds_for_racing_touches(shop, race, part):
     """I6: half of the touches count, half do not. Two of the first are sent, and all of the second."""
     HarassmentRule.objects.filter(kind="cap").update(limit=1000)
     HarassmentRule.objects.create(kind="cap", window=timedelta(hours=24), **PARTS[part])
@@ -153,7 +146,7 @@ def test_cap_of_a_part_holds_for_racing_touches(shop: Shop, race: Race, part: st
     assert {each.limit.partition(" of ")[0] for each in list_verdicts() if each.rule == reason} == {"2 in 1d"}
 
 
-def test_global_holdout_is_stored_and_left_out_by_a_node(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_global_holdout_is_stored_and_left_out_by_a_node(matrix, record_event):
     Holdout.objects.create(pk=1, percent=100)
     matrix.node()
     matrix.node("receipt", trigger="order.paid", guard_holdout="ignore")
@@ -166,7 +159,7 @@ def test_global_holdout_is_stored_and_left_out_by_a_node(matrix: MatrixBuilder, 
     assert (verdict.rule, verdict.rule_version, verdict.observed, verdict.limit) == ("holdout", 1, "all nodes", "100 %")
 
 
-def test_cap_defers_while_slots_are_unsettled(shop: Shop) -> None:
+def test_cap_defers_while_slots_are_unsettled(shop):
     shop.node(channel=shop.create_channel(), guard_dedupe="ignore")
     task_ids = [shop.record_event().task_ids[0] for _ in range(6)]
     fall_due()
@@ -187,7 +180,7 @@ def test_cap_defers_while_slots_are_unsettled(shop: Shop) -> None:
     assert count_by_state() == {"delivered": 3, "suppressed": 3}
 
 
-def test_slot_of_a_paused_touch_defers_others_by_a_minute(shop: Shop) -> None:
+def test_slot_of_a_paused_touch_defers_others_by_a_minute(shop):
     """They were judged again every second while the pause lasted: its touch may have been sent, and keeps its slot."""
     cap(1)
     shop.node(channel=shop.create_channel(idempotent=True))
@@ -205,7 +198,7 @@ def test_slot_of_a_paused_touch_defers_others_by_a_minute(shop: Shop) -> None:
     assert verdict.next_eligible_at - verdict.at >= timedelta(minutes=1)
 
 
-def test_cap_slot_is_freed_by_definite_refusal_only(shop: Shop) -> None:
+def test_cap_slot_is_freed_by_definite_refusal_only(shop):
     cap(1)
     shop.node(channel=shop.create_channel(idempotent=False), guard_dedupe="ignore")
     shop.answer(Permanent("http_400"), Unknown("timeout"), Delivered())
@@ -218,7 +211,7 @@ def test_cap_slot_is_freed_by_definite_refusal_only(shop: Shop) -> None:
     assert ends == [("failed", "http_400", True), ("unknown", "timeout", False), ("suppressed", "cap", True)]
 
 
-def test_cap_retry_keeps_its_slot(shop: Shop) -> None:
+def test_cap_retry_keeps_its_slot(shop):
     cap(1)
     shop.node(channel=shop.create_channel(), guard_dedupe="ignore")
     shop.answer(Transient("http_503"), Transient("http_503"), Delivered())
@@ -236,7 +229,7 @@ def test_cap_retry_keeps_its_slot(shop: Shop) -> None:
     assert deliver_when_due(second)[0].state == "suppressed"
 
 
-def test_cap_last_slot_waits_for_higher_priority(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cap_last_slot_waits_for_higher_priority(matrix, record_event):
     cap(1)
     matrix.node("offer", trigger="a", priority=2)
     matrix.node("parcel", trigger="b", priority=0, delay=timedelta(seconds=40))
@@ -252,7 +245,7 @@ def test_cap_last_slot_waits_for_higher_priority(matrix: MatrixBuilder, record_e
     assert (row.state, row.reason) == ("suppressed", "cap")
 
 
-def test_cap_slot_in_batch_goes_to_higher_priority(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cap_slot_in_batch_goes_to_higher_priority(matrix, record_event):
     cap(1)
     matrix.node("low", priority=2)
     matrix.node("high", trigger="other", priority=0)
@@ -265,7 +258,7 @@ def test_cap_slot_in_batch_goes_to_higher_priority(matrix: MatrixBuilder, record
     assert [(row.state, row.reason) for row in found] == [("suppressed", "cap"), ("delivered", "")]
 
 
-def test_cap_same_batch_priority_is_not_waited_for(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cap_same_batch_priority_is_not_waited_for(matrix, record_event):
     """It is judged before and has its slot: of two slots one is left."""
     cap(2)
     matrix.node("offer", trigger="a", priority=2)
@@ -276,7 +269,7 @@ def test_cap_same_batch_priority_is_not_waited_for(matrix: MatrixBuilder, record
     assert [row.state for row in found] == ["delivered", "delivered"]
 
 
-def test_cap_waits_for_no_irrelevant_touch(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cap_waits_for_no_irrelevant_touch(matrix, record_event):
     cap(1)
     matrix.node("offer", trigger="low", priority=1)
     matrix.node("parcel", trigger="high", priority=0)
@@ -284,7 +277,7 @@ def test_cap_waits_for_no_irrelevant_touch(matrix: MatrixBuilder, record_event: 
     matrix.node("free", trigger="ignores the cap", priority=0, guard_cap="ignore")
     low = [record_event("low", user).task_ids[0] for user in ("far", "alone", "paused", "less", "ignores")]
     soon = now() + timedelta(seconds=40)
-    others: list[tuple[str, str, dict[str, Any]]] = [
+    others = [
         ("high", "far", {"due_at": now() + timedelta(seconds=90)}),
         ("high", "another customer", {"due_at": soon}),
         ("high", "paused", {"due_at": soon, "paused_by": "all"}),
@@ -301,7 +294,7 @@ def test_cap_waits_for_no_irrelevant_touch(matrix: MatrixBuilder, record_event: 
     )
 
 
-def test_cap_priority_retry_with_slot_is_not_waited_for(shop: Shop) -> None:
+def test_cap_priority_retry_with_slot_is_not_waited_for(shop):
     """Its slot is counted already. To leave room for it as well would keep a free slot empty."""
     cap(2)
     shop.node("offer", trigger="a", priority=2)
@@ -316,7 +309,7 @@ def test_cap_priority_retry_with_slot_is_not_waited_for(shop: Shop) -> None:
     assert (low.state, low.reason) == ("delivered", "")
 
 
-def test_cap_count_only_touch_uses_a_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_cap_count_only_touch_uses_a_slot(matrix, record_event):
     cap(1)
     matrix.node("silent", trigger="s", guard_cap="count_only", guard_dedupe="ignore")
     matrix.node("free", trigger="f", guard_cap="ignore", guard_dedupe="ignore")
@@ -332,7 +325,7 @@ def test_cap_count_only_touch_uses_a_slot(matrix: MatrixBuilder, record_event: R
 @pytest.mark.parametrize(
     ("answer", "state"), [(Transient("http_503"), "delivered"), (Unknown("timeout"), "suppressed")]
 )
-def test_cap_cancelled_retry_frees_its_slot_unless_it_may_have_arrived(shop: Shop, answer: Any, state: str) -> None:
+def test_cap_cancelled_retry_frees_its_slot_unless_it_may_have_arrived(shop, answer, state):
     cap(1)
     shop.node(channel=shop.create_channel(), guard_dedupe="ignore", cancel_on=["order.paid"])
     shop.answer(answer, Delivered())
@@ -347,7 +340,7 @@ def test_cap_cancelled_retry_frees_its_slot_unless_it_may_have_arrived(shop: Sho
 
 
 @pytest.mark.parametrize("how", ["cancelled", "broke"])
-def test_cap_unsent_retry_of_unknown_keeps_its_slot(shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_cap_unsent_retry_of_unknown_keeps_its_slot(shop, monkeypatch, how):
     """The slot moved to it from the touch that may have arrived, and so did the uncertainty."""
     cap(1)
     shop.node(channel=shop.create_channel(idempotent=False), guard_dedupe="ignore", cancel_on=["order.paid"])
@@ -369,7 +362,7 @@ def test_cap_unsent_retry_of_unknown_keeps_its_slot(shop: Shop, monkeypatch: pyt
     assert (deliver_when_due(second)[0].reason, len(shop.fake_channel.received)) == ("cap", 1)
 
 
-def test_suppressed_retry_of_unknown_stays_unknown(shop: Shop) -> None:
+def test_suppressed_retry_of_unknown_stays_unknown(shop):
     """I8: a guard that stops the retry is no evidence about the first attempt."""
     cap(1)
     shop.node(channel=shop.create_channel(), guard_dedupe="ignore")
@@ -385,7 +378,7 @@ def test_suppressed_retry_of_unknown_stays_unknown(shop: Shop) -> None:
     assert (other.state, other.reason) == ("suppressed", "cap")
 
 
-def test_refused_retry_of_unknown_stays_unknown(shop: Shop) -> None:
+def test_refused_retry_of_unknown_stays_unknown(shop):
     """I8: it may have been delivered, so a person decides."""
     shop.node(channel=shop.create_channel(retry_delays=[1]))
     (task_id,) = shop.record_event().task_ids
@@ -399,7 +392,7 @@ def test_refused_retry_of_unknown_stays_unknown(shop: Shop) -> None:
     assert FailedTask.objects.get().failure == "unknown"
 
 
-def test_unknown_slot_survives_a_pause(shop: Shop) -> None:
+def test_unknown_slot_survives_a_pause(shop):
     cap(1)
     shop.node(channel=shop.create_channel(), guard_dedupe="ignore")
     (task_id,) = shop.record_event().task_ids
@@ -416,7 +409,7 @@ def test_unknown_slot_survives_a_pause(shop: Shop) -> None:
     assert deliver_when_due(other.pk)[0].state == "suppressed"
 
 
-def make_outcome_unknown(task_id: UUID, shop: Shop, how: str) -> None:
+def make_outcome_unknown(task_id, shop, how):
     """The attempt's outcome is unknown, and the touch waits for a retry."""
     fall_due(task_id)
     if how == "timeout":

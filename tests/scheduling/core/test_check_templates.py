@@ -1,20 +1,17 @@
 """`manage.py check_templates`: which stored texts must change."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from scheduling.models import TemplateText, Touch
-from tests.scheduling.core.conftest import Shop, deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def check(*words: str) -> tuple[int, list[str]]:
+def check(*words):
     """Exit status and output."""
     out = StringIO()
     try:
@@ -24,7 +21,7 @@ def check(*words: str) -> tuple[int, list[str]]:
     return 0, out.getvalue().splitlines()
 
 
-def test_check_templates_lists_refused_texts(matrix: MatrixBuilder) -> None:
+def test_check_templates_lists_refused_texts(matrix):
     matrix.template("loops", body="{% for a in event.data.x %}{% for b in a %}{{ b }}{% endfor %}{% endfor %}")
     matrix.template("sound", body="{{ event.data.x }}")
     matrix.template("upper", body="hi\n{{ user.name|default('x') }}")
@@ -46,7 +43,7 @@ def test_check_templates_lists_refused_texts(matrix: MatrixBuilder) -> None:
         ("{% if event.data.note %}{% endif %}", "does not render any more (“event.data.note” is null)"),
     ],
 )
-def test_check_templates_lists_texts_that_fail(shop: Shop, body: str, said: str) -> None:
+def test_check_templates_lists_texts_that_fail(shop, body, said):
     template = shop.template("guide", body="hi")
     shop.node(template=template)
     (row,) = deliver_when_due(*shop.record_event(data={"lines": [1], "note": None}).task_ids)

@@ -1,15 +1,10 @@
 """System checks refuse contradictory settings."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
-import pytest
 from celery import Celery, _state, current_app
 from django.core.checks import run_checks
 from django.test import override_settings
-from pytest_django import Settings
 
 from scheduling import checks
 from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
@@ -20,7 +15,7 @@ from tests.support.tables import each_row
 SECOND = timedelta(seconds=1)
 
 
-def found() -> list[str]:
+def found():
     """Ids of all errors of this kind, as `manage.py check` collects them."""
     return [str(each.id) for each in run_checks() if str(each.id).startswith("aftertouch.E")]
 
@@ -29,14 +24,14 @@ def found() -> list[str]:
     "name, most",
     [("BATCH_DEADLINE", LEASE - MAX_TIMEOUT - 3 * SECOND), ("MAX_TIMEOUT", LEASE - BATCH_DEADLINE - 3 * SECOND)],
 )
-def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch: pytest.MonkeyPatch, name: str, most: timedelta) -> None:
+def test_check_batch_or_timeout_beyond_lease_fails(monkeypatch, name, most):
     monkeypatch.setattr(checks, name, most)
     assert found() == []
     monkeypatch.setattr(checks, name, most + SECOND)
     assert found() == ["aftertouch.E001"]
 
 
-def test_check_short_visibility_timeout_fails(settings: Settings) -> None:
+def test_check_short_visibility_timeout_fails(settings):
     needed = 2 * (settings.AFTERTOUCH_HORIZON + WAKEUP_LEASE + BATCH_DEADLINE)
     for seconds, errors in (
         (needed.total_seconds(), ["aftertouch.E002"]), (needed.total_seconds() + 1, []), (None, []),
@@ -48,7 +43,7 @@ def test_check_short_visibility_timeout_fails(settings: Settings) -> None:
     assert found() == []
 
 
-def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> None:
+def test_check_horizon_beyond_visibility_timeout_fails(settings):
     seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
     settings.AFTERTOUCH_HORIZON = timedelta(seconds=seconds / 2)
     assert "aftertouch.E002" in found()
@@ -63,14 +58,14 @@ def test_check_horizon_beyond_visibility_timeout_fails(settings: Settings) -> No
         ("INTEGRATIONS", ["scheduling.integration.no_such_name"]),
     ],
 )
-def test_check_unknown_registry_path_fails(registry: str, value: Any) -> None:
+def test_check_unknown_registry_path_fails(registry, value):
     with override_settings(**{registry: value}):
         (error,) = checks.check_registry_paths()
     assert error.id == "aftertouch.E003"
     assert error.msg.startswith(f"{registry} names ")
 
 
-def test_check_foreign_celery_app_fails() -> None:
+def test_check_foreign_celery_app_fails():
     """What `shared_task` would then publish to: amqp on this machine."""
     ours = current_app._get_current_object()
     other = Celery("somebody", set_as_current=False)
@@ -90,8 +85,6 @@ def test_check_foreign_celery_app_fails() -> None:
     ],
 )  # fmt: skip
 @each_row("alias", ["default", "replica"])
-def test_deploy_check_remote_database_without_tls_decision_warns(
-    monkeypatch: pytest.MonkeyPatch, alias: str, host: str, options: dict[str, str], names: list[str]
-) -> None:
+def test_deploy_check_remote_database_without_tls_decision_warns(monkeypatch, alias, host, options, names):
     monkeypatch.setitem(checks.settings.DATABASES, alias, {"HOST": host, "OPTIONS": options})
     assert [each.id for each in checks.check_database_encryption()] == names

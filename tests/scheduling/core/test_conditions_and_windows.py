@@ -1,9 +1,6 @@
 """Conditions, variants and send windows from the event to the send."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, time, timedelta
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -15,8 +12,7 @@ from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.planning.rescheduling import count_failing
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.send_times import parse_window_line
-from tests.scheduling.core.conftest import Shop, deliver_when_due, pass_time
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import deliver_when_due, pass_time
 from tests.support.touch_logs import list_verdicts
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -24,19 +20,19 @@ SHANGHAI = ZoneInfo("Asia/Shanghai")
 WORKING_HOURS = {"days": ["working"], "from": "09:00", "to": "18:00"}
 
 
-def when(field: str, op: str, value: Any = None) -> dict[str, Any]:
+def when(field, op, value=None):
     row = {"field": field, "op": op}
     return {"all": [row if value is None else {**row, "value": value}]}
 
 
-def test_event_below_the_amount_plans_nothing(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_event_below_the_amount_plans_nothing(matrix, record_event):
     matrix.node(trigger="order.paid", when=when("event.data.total", "gte", 500))
     assert record_event("order.paid", data={"total": 499}).task_ids == ()
     assert record_event("order.paid", data={}).task_ids == ()
     assert len(record_event("order.paid", data={"total": "500.00"}).task_ids) == 1
 
 
-def test_first_order_condition_counts_stored_events_and_those_of_the_batch(shop: Shop) -> None:
+def test_first_order_condition_counts_stored_events_and_those_of_the_batch(shop):
     shop.node(trigger="order.paid", when=when("customer.events.order.paid.count", "eq", 0))
     batch = [NewEvent("shop", f"o{number}", "order.paid", user) for number, user in enumerate(["ann", "ann", "bob"])]
     assert [len(each.task_ids) for each in record_events(batch)] == [1, 0, 1]
@@ -45,14 +41,14 @@ def test_first_order_condition_counts_stored_events_and_those_of_the_batch(shop:
     assert len(shop.record_event("order.paid", "cat").task_ids) == 1
 
 
-def test_first_order_is_still_sent_after_a_second_order(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_first_order_is_still_sent_after_a_second_order(matrix, record_event):
     matrix.node(trigger="order.paid", when=when("customer.events.order.paid.count", "eq", 0))
     (task_id,) = record_event("order.paid").task_ids
     record_event("order.paid")
     assert [row.state for row in deliver_when_due(task_id)] == ["delivered"]
 
 
-def test_events_count_that_occurred_within_ninety_days(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_events_count_that_occurred_within_ninety_days(matrix, record_event):
     """By when they occurred, also in the batch and at the send."""
     matrix.node(trigger="order.paid", when=when("customer.events.material.downloaded.count", "eq", 1))
     now = datetime.now(UTC)
@@ -74,7 +70,7 @@ def test_events_count_that_occurred_within_ninety_days(matrix: MatrixBuilder, re
     assert [len(each.task_ids) for each in record_events(batch)] == [0, 0, 1]
 
 
-def test_condition_reads_type_source_and_locale(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_condition_reads_type_source_and_locale(matrix, record_event):
     Customer.objects.create(user_id="ann", locale="en")
     matrix.node(when={"all": [
         {"field": "event.type", "op": "starts_with", "value": "material."},
@@ -90,7 +86,7 @@ def test_condition_reads_type_source_and_locale(matrix: MatrixBuilder, record_ev
     assert deliver_when_due(*receipts[0].task_ids)[0].state == "delivered"
 
 
-def test_impact_of_a_condition_reads_type_source_and_locale(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_impact_of_a_condition_reads_type_source_and_locale(matrix, record_event):
     Customer.objects.create(user_id="ann", locale="zh-hans")
     node = matrix.node()
     for _ in range(2):
@@ -101,7 +97,7 @@ def test_impact_of_a_condition_reads_type_source_and_locale(matrix: MatrixBuilde
         assert judged == {"eq": (2, 0), "ne": (2, 2)}, field
 
 
-def test_condition_that_no_longer_holds_suppresses_with_its_figures(shop: Shop) -> None:
+def test_condition_that_no_longer_holds_suppresses_with_its_figures(shop):
     Customer.objects.create(user_id="ann", level="vip")
     shop.node(when=when("customer.level", "eq", "vip"))
     (task_id,) = shop.record_event().task_ids
@@ -111,7 +107,7 @@ def test_condition_that_no_longer_holds_suppresses_with_its_figures(shop: Shop) 
     assert (verdict.rule, verdict.observed, verdict.limit) == ("condition", "normal", "customer.level eq vip")
 
 
-def test_condition_reads_attributes_and_tags_at_planning_and_sending(shop: Shop) -> None:
+def test_condition_reads_attributes_and_tags_at_planning_and_sending(shop):
     customer = Customer.objects.create(user_id="ann")
     shop.node(when={"all": [
         {"field": "customer.tags", "op": "contains", "value": "tea"},
@@ -125,7 +121,7 @@ def test_condition_reads_attributes_and_tags_at_planning_and_sending(shop: Shop)
     assert [(row.state, row.reason) for row in deliver_when_due(lost)] == [("suppressed", "condition")]
 
 
-def test_first_variant_that_holds_gives_the_content(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_first_variant_that_holds_gives_the_content(matrix, record_event):
     for key in ("gold", "big"):
         matrix.template(key, content_type=key)
     matrix.node(
@@ -142,14 +138,14 @@ def test_first_variant_that_holds_gives_the_content(matrix: MatrixBuilder, recor
     assert sent == ["gold", "big", "guide"]
 
 
-def test_variant_of_a_deleted_template_is_left_out(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_variant_of_a_deleted_template_is_left_out(matrix, record_event):
     matrix.template("gold")
     matrix.node(variants=[{"key": "gold", "template": "gold", "when": when("event.data.total", "absent")}])
     Template.objects.filter(key="gold").delete()
     assert deliver_when_due(*record_event().task_ids)[0].template.key == "guide"
 
 
-def test_touch_is_due_at_the_time_of_the_customers_zone(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_touch_is_due_at_the_time_of_the_customers_zone(matrix, record_event):
     matrix.node(delay=timedelta(0), at=time(10), at_day="next")
     Customer.objects.create(user_id="ann", timezone="America/New_York")
     (task_id,) = record_event(occurred_at=datetime(2026, 3, 7, 20, tzinfo=UTC)).task_ids
@@ -159,7 +155,7 @@ def test_touch_is_due_at_the_time_of_the_customers_zone(matrix: MatrixBuilder, r
     assert f"{Touch.objects.get(pk=other).due_at.astimezone(SHANGHAI):%Y-%m-%d %H}" == "2026-03-09 10"
 
 
-def test_closed_window_holds_a_due_touch_until_it_opens(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_closed_window_holds_a_due_touch_until_it_opens(matrix, record_event):
     node = matrix.node(delay=timedelta(0))
     (task_id,) = record_event().task_ids
     opens = datetime.now(SHANGHAI) + timedelta(hours=3)
@@ -176,7 +172,7 @@ def test_closed_window_holds_a_due_touch_until_it_opens(matrix: MatrixBuilder, r
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
-def test_default_windows_apply_to_nodes_without_own_ones(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_default_windows_apply_to_nodes_without_own_ones(matrix, record_event):
     Calendar.objects.create(key="china", send_window=[WORKING_HOURS])
     for key, changes in {"default": {}, "always": {"send_window": []}}.items():
         matrix.node(key, delay=timedelta(0), **changes)
@@ -188,7 +184,7 @@ def test_default_windows_apply_to_nodes_without_own_ones(matrix: MatrixBuilder, 
     assert opening <= due["default"] < opening + timedelta(minutes=10)
 
 
-def test_preview_explains_the_instant_and_the_node_that_plans_nothing(matrix: MatrixBuilder) -> None:
+def test_preview_explains_the_instant_and_the_node_that_plans_nothing(matrix):
     matrix.node("late", delay=timedelta(hours=1), at=time(10), at_day="next_working")
     matrix.node("big", when=when("event.data.total", "gte", 500))
     event = NewEvent("shop", "1", "material.downloaded", "ann", occurred_at=datetime(2026, 9, 30, 3, tzinfo=UTC))

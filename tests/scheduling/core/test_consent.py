@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Any
 from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
 from django.db import transaction
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import select_port, wait_until
 from scheduling import dispatch
@@ -31,7 +28,6 @@ from sessions.store import stats
 from sessions.store.client import Server, StoreUnavailable
 from sessions.store.sessions import Store, live_store
 from tests.scheduling.core.conftest import (
-    Shop,
     deliver,
     deliver_when_due,
     fall_due,
@@ -41,8 +37,6 @@ from tests.scheduling.core.conftest import (
 )
 from tests.scheduling.core.fake_channels import FakeChannelState, FakePresence
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -56,7 +50,7 @@ class Queue:
     second: UUID
     fake_channel: FakeChannelState
 
-    def await_touch(self) -> Touch:
+    def await_touch(self):
         """The first is answered and the second's turn comes. Returns the second when it is settled."""
         self.fake_channel.blocks = False
         self.fake_channel.release_calls.set()
@@ -64,13 +58,13 @@ class Queue:
         return rows([self.second])[0]
 
     @property
-    def heard(self) -> list[UUID]:
+    def heard(self):
         return [message.task_id for message in self.fake_channel.received]
 
 
 @pytest.fixture
-def start_queue(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    def start_queue(category: str = "marketing", **changes: Any) -> Queue:
+def start_queue(shop, monkeypatch):
+    def start_queue(category="marketing", **changes):
         monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
         shop.node(channel=shop.create_channel(), template=shop.template("guide", category=category), **changes)
         first, second = (shop.record_event(user=user).task_ids[0] for user in ("first", "second"))
@@ -85,23 +79,23 @@ def start_queue(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     return start_queue
 
 
-def edit(row: Any, **changes: Any) -> None:
+def edit(row, **changes):
     for name, value in changes.items():
         setattr(row, name, value)
     row.save()
 
 
-def edit_node(key: str, **changes: Any) -> None:
+def edit_node(key, **changes):
     edit(Node.objects.get(key=key), **changes)
 
 
-def test_stops_before_the_mark_settle_with_their_reason(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stops_before_the_mark_settle_with_their_reason(shop, monkeypatch):
     """Four touches are being sent, and the others of the same receiver wait in its lane."""
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 4)
     template, channel = shop.template("guide", category="marketing"), shop.create_channel()
     for key in ("guide", "paused", "disabled", "retired"):
         shop.node(key, trigger=key, channel=channel, template=template)
-    stops: dict[str, tuple[str, Callable[[], object], tuple[str, str, str]]] = {
+    stops = {
         "opt-out": (
             "guide", lambda: commands.update_customer("opt-out", {"opted_out": True}), ("suppressed", "opted_out", "")
         ),
@@ -151,9 +145,7 @@ def test_stops_before_the_mark_settle_with_their_reason(shop: Shop, monkeypatch:
     ],
     ids=["paused", "retired"],
 )
-def test_mark_sending_on_a_stopped_channel_sends_nothing(
-    start_queue: Callable[..., Any], stop: Callable[..., None], end: tuple[str, str, str]
-) -> None:
+def test_mark_sending_on_a_stopped_channel_sends_nothing(start_queue, stop, end):
     two = start_queue()
     stop(Node.objects.get().channel)
 
@@ -166,7 +158,7 @@ def test_mark_sending_on_a_stopped_channel_sends_nothing(
 
 
 @pytest.mark.parametrize("is_on_again", [True, False])
-def test_mark_sending_disabled_node_is_judged_again(start_queue: Callable[..., Any], is_on_again: bool) -> None:
+def test_mark_sending_disabled_node_is_judged_again(start_queue, is_on_again):
     """The judgement compares the configuration version. An undo of the switch thus loses no touch."""
     two = start_queue()
     edit_node("guide", enabled=False)
@@ -177,7 +169,7 @@ def test_mark_sending_disabled_node_is_judged_again(start_queue: Callable[..., A
     assert rows([two.second])[0].state == ("delivered" if is_on_again else "suppressed")
 
 
-def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Callable[..., Any]) -> None:
+def test_mark_sending_paused_touch_is_sent_after_resume(start_queue):
     two = start_queue()
     commands.pause_scope("all")
     assert two.await_touch().paused_by == "all"
@@ -190,13 +182,13 @@ def test_mark_sending_paused_touch_is_sent_after_resume(start_queue: Callable[..
     assert rows([two.second])[0].state == "delivered"
 
 
-def test_mark_sending_opt_out_allows_service_content(start_queue: Callable[..., Any]) -> None:
+def test_mark_sending_opt_out_allows_service_content(start_queue):
     two = start_queue(category="service")
     commands.update_customer("second", {"opted_out": True})
     assert (two.await_touch().state, two.heard) == ("delivered", [two.first, two.second])
 
 
-def test_mark_sending_node_may_ignore_conversation(start_queue: Callable[..., Any], record_event: RecordEvent) -> None:
+def test_mark_sending_node_may_ignore_conversation(start_queue, record_event):
     two = start_queue(guard_conversation="ignore")
     record_event("conversation.started", "second")
     assert two.await_touch().state == "delivered"
@@ -211,9 +203,7 @@ def test_mark_sending_node_may_ignore_conversation(start_queue: Callable[..., An
     ],
     ids=["by a person", "by an event", "by a repetition"],
 )
-def test_cancel_queued_in_lane_is_not_sent(
-    start_queue: Callable[..., Any], shop: Shop, cancel: Callable[..., Any], reason: str
-) -> None:
+def test_cancel_queued_in_lane_is_not_sent(start_queue, shop, cancel, reason):
     two = start_queue(cancel_on=["order.paid"], on_repeat="restart")
 
     cancel(shop, two.second)
@@ -224,7 +214,7 @@ def test_cancel_queued_in_lane_is_not_sent(
     assert two.second not in two.heard
 
 
-def test_cancel_touch_marked_as_sending_conflicts(start_queue: Callable[..., Any]) -> None:
+def test_cancel_touch_marked_as_sending_conflicts(start_queue):
     two = start_queue()
     with pytest.raises(Conflict, match="running"):
         commands.cancel_one_touch(two.first, actor="ann")
@@ -232,7 +222,7 @@ def test_cancel_touch_marked_as_sending_conflicts(start_queue: Callable[..., Any
     assert rows([two.first])[0].state == "delivered"
 
 
-def test_opt_out_is_undone_by_no_event_and_no_other_update(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_opt_out_is_undone_by_no_event_and_no_other_update(matrix, record_event):
     triggers = ("material.downloaded", "order.paid", "conversation.started", "customer.inactive")
     for trigger in triggers:
         matrix.node(trigger, trigger=trigger)
@@ -251,7 +241,7 @@ def test_opt_out_is_undone_by_no_event_and_no_other_update(matrix: MatrixBuilder
 # --- live chats ---
 
 
-def test_presence_outage_defers_only_asking_nodes(shop: Shop, integrate: Callable[..., None]) -> None:
+def test_presence_outage_defers_only_asking_nodes(shop, integrate):
     """Nodes that ignore conversations are sent in the same batch; for a silence Presence is always asked."""
     away = FakePresence(ConnectionError("away"), "session.silent")
     integrate(presence=(away,))
@@ -276,7 +266,7 @@ def test_presence_outage_defers_only_asking_nodes(shop: Shop, integrate: Callabl
 class Silence:
     """A session whose guide message was judged and waits in the lane of a busy receiver."""
 
-    def __init__(self, store: Store, record_event: RecordEvent, fake_channel: FakeChannelState, blocker: UUID) -> None:
+    def __init__(self, store, record_event, fake_channel, blocker):
         self.store, self.happen, self.fake_channel, self.blocker = store, record_event, fake_channel, blocker
         self.send_frame("user")
         self.touch = self.fall_silent()
@@ -287,14 +277,14 @@ class Silence:
         pipeline.deliver_touches([self.touch])
         assert rows([self.touch])[0].state == "running"
 
-    def send_frame(self, side: str) -> bool:
+    def send_frame(self, side):
         """Return whether the timer of the next silence runs."""
         (noted,) = self.store.note_activity([Frame("s1", "ann", sender=side, kind="message")])
         return noted.deadline_ms > 0
 
-    def fall_silent(self) -> UUID:
+    def fall_silent(self):
         """Wait until the session's silence is claimed, and hand it in. Returns its touch."""
-        claims: list[Any] = []
+        claims = []
         assert wait_until(
             lambda: claims.extend(self.store.claim_silent(1, sender.LEASE).silences) or claims, WAIT_LIMIT
         )
@@ -302,26 +292,26 @@ class Silence:
         self.store.confirm(claims)
         return receipt.task_ids[0]
 
-    def release_calls(self) -> None:
+    def release_calls(self):
         self.fake_channel.blocks = False
         self.fake_channel.release_calls.set()
 
-    def await_touch(self) -> Touch:
+    def await_touch(self):
         self.release_calls()
         deliver([])
         return rows([self.touch])[0]
 
     @property
-    def nudges(self) -> int:
+    def nudges(self):
         return stats.session_snapshot(self.store, "s1").nudges
 
-    def await_nudge(self) -> bool:
+    def await_nudge(self):
         """Wait until one is counted: the call waits half a second for the count, and a stall may be longer."""
         return wait_until(lambda: self.nudges == 1, WAIT_LIMIT)
 
 
 @pytest.fixture
-def silent_session(shop: Shop, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Iterator[Silence]:
+def silent_session(shop, monkeypatch, settings):
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     channel = shop.create_channel()
     shop.node("blocker", channel=channel)
@@ -335,7 +325,7 @@ def silent_session(shop: Shop, monkeypatch: pytest.MonkeyPatch, settings: Settin
     store.server.client.close()
 
 
-def test_mark_sending_after_answer_keeps_guide_message(silent_session: Silence) -> None:
+def test_mark_sending_after_answer_keeps_guide_message(silent_session):
     """The policy allows one guide message. The first silence used none, so the next one is guided."""
     silent_session.send_frame("agent")
     row = silent_session.await_touch()
@@ -348,7 +338,7 @@ def test_mark_sending_after_answer_keeps_guide_message(silent_session: Silence) 
     assert [message.task_id for message in silent_session.fake_channel.received] == [silent_session.blocker, touch]
 
 
-def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silence, settings: Settings) -> None:
+def test_mark_sending_presence_unknown_keeps_guide_message(silent_session, settings):
     """The silence is deferred while Redis is unavailable. It is answered before Redis is asked again."""
     here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{select_port()}/0"
     row = silent_session.await_touch()
@@ -367,7 +357,7 @@ def test_mark_sending_presence_unknown_keeps_guide_message(silent_session: Silen
 
 
 @pytest.mark.parametrize("reason", ["opted_out", "paused"])
-def test_stopped_guide_message_is_not_counted(silent_session: Silence, reason: str) -> None:
+def test_stopped_guide_message_is_not_counted(silent_session, reason):
     """The policy allows one guide message. The customer got none, so the next silence is guided."""
     if reason == "paused":
         commands.pause_scope("node:silent")
@@ -377,13 +367,11 @@ def test_stopped_guide_message_is_not_counted(silent_session: Silence, reason: s
     assert silent_session.send_frame("agent"), "the timer of the next silence runs"
 
 
-def test_agent_answer_before_mark_gives_one_guide_message(
-    silent_session: Silence, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_answer_before_mark_gives_one_guide_message(silent_session, monkeypatch):
     """The last question was answered, so the message goes out. The policy allows one until the user writes."""
     mark, timers = touch_ledger.mark_sending, []
 
-    def agent_writes_first(*arguments: Any, **named: Any) -> Any:
+    def agent_writes_first(*arguments, **named):
         timers.append(silent_session.send_frame("agent"))
         return mark(*arguments, **named)
 
@@ -393,7 +381,7 @@ def test_agent_answer_before_mark_gives_one_guide_message(
     assert silent_session.await_nudge()
 
 
-def test_unmarked_guide_message_keeps_its_reservation(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmarked_guide_message_keeps_its_reservation(silent_session, monkeypatch):
     """Its row was locked or its claim is lost, so another worker may send the message now."""
     monkeypatch.setattr(touch_ledger, "mark_sending", lambda *_, **__: {})
     row = silent_session.await_touch()
@@ -401,20 +389,18 @@ def test_unmarked_guide_message_keeps_its_reservation(silent_session: Silence, m
     assert not silent_session.send_frame("agent"), "no timer of a second message runs"
 
 
-def test_note_sending_failure_sends_and_keeps_the_limit(
-    silent_session: Silence, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_note_sending_failure_sends_and_keeps_the_limit(silent_session, monkeypatch):
     monkeypatch.setattr(SessionPresence, "note_sending", Mock(side_effect=StoreUnavailable("no answer")))
     assert (silent_session.await_touch().state, silent_session.nudges) == ("delivered", 0)
     assert not silent_session.send_frame("agent"), "no timer of a second message runs"
     assert silent_session.send_frame("user")
 
 
-def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_note_sending_hang_does_not_stop_the_touch(silent_session, monkeypatch):
     """It ends only after the touch is settled, and is counted then."""
     note, settled = presence.note_sending, threading.Event()
 
-    def hang(noted: Any) -> None:
+    def hang(noted):
         assert settled.wait(WAIT_LIMIT)
         note(noted)
 
@@ -429,7 +415,7 @@ def test_note_sending_hang_does_not_stop_the_touch(silent_session: Silence, monk
     assert silent_session.await_touch().state == "delivered"
 
 
-def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> None:
+def test_killed_worker_guide_message_is_not_counted(silent_session):
     """The worker was killed between its last question and the mark. The customer opts out before the rescue."""
     silent_session.send_frame("agent")
     silent_session.await_touch()
@@ -451,7 +437,7 @@ def test_killed_worker_guide_message_is_not_counted(silent_session: Silence) -> 
 
 
 @pytest.fixture
-def claimed(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
+def claimed(matrix, record_event):
     matrix.node()
     (task_id,) = record_event().task_ids
     fall_due(task_id)
@@ -459,7 +445,7 @@ def claimed(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     return claim
 
 
-def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed: Any) -> None:
+def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed):
     """A wait would hold up every receiver, and after it the customer's consent would be that of before the wait."""
     cancel = partial(touch_ledger.cancel, [claimed.task_id], reason="by:ann")
     with held_by_second_connection(cancel, commit=False):
@@ -471,7 +457,7 @@ def test_mark_sending_row_locked_by_cancel_does_not_wait(claimed: Any) -> None:
     assert touch_ledger.mark_sending(sendings(claimed)) == {}
 
 
-def test_mark_sending_uncommitted_opt_out_does_not_wait(claimed: Any) -> None:
+def test_mark_sending_uncommitted_opt_out_does_not_wait(claimed):
     """Who opts out has no answer yet. The mark does not wait for the customer's row. A cancel that failed is none."""
     with held_by_second_connection(partial(touch_ledger.cancel, [claimed.task_id], reason="by:ann"), commit=False):
         pass
@@ -479,7 +465,7 @@ def test_mark_sending_uncommitted_opt_out_does_not_wait(claimed: Any) -> None:
         assert touch_ledger.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
 
-def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race) -> None:
+def test_mark_sending_never_follows_acknowledged_opt_out(shop, race):
     """Many connections opt out and mark at once; `sending_at` is when the mark looked, by the same clock."""
     shop.node()
     users = [f"user-{number}" for number in range(40)]
@@ -487,10 +473,10 @@ def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race)
     fall_due()
     claims = {claim.task_id: claim for claim in claim_touches(list(ids.values()))}
     asked = {user: sendings(claims[ids[user]]) for user in users}
-    acknowledged: dict[str, datetime] = {}
+    acknowledged = {}
     dice = random.Random(1)
 
-    def act(number: int) -> None:
+    def act(number):
         for user in dice.sample(users, len(users)):
             if number % 2:
                 commands.update_customer(user, {"opted_out": True})
@@ -509,7 +495,7 @@ def test_mark_sending_never_follows_acknowledged_opt_out(shop: Shop, race: Race)
 
 
 @pytest.mark.parametrize("who", ["person", "event"])
-def test_cancel_racing_mark_sending_has_one_winner(shop: Shop, race: Race, who: str) -> None:
+def test_cancel_racing_mark_sending_has_one_winner(shop, race, who):
     shop.node(cancel_on=["order.paid"])
     users = [f"user-{number}" for number in range(30)]
     ids = {user: shop.record_event(user=user).task_ids[0] for user in users}
@@ -518,9 +504,9 @@ def test_cancel_racing_mark_sending_has_one_winner(shop: Shop, race: Race, who: 
         Touch.objects.filter(pk=ids[user]).update(reserved_at=now())
     claims = {claim.task_id: claim for claim in claim_touches(list(ids.values()))}
     asked = {user: sendings(claims[ids[user]]) for user in users}
-    marked: set[UUID] = set()
+    marked = set()
 
-    def act(number: int) -> None:
+    def act(number):
         for user in users:
             if number == 0:
                 marked.update(touch_ledger.mark_sending(asked[user]))

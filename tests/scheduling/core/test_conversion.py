@@ -1,34 +1,29 @@
 """The goal among those a node reached, beside its control group."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
 
-from scheduling.experiments.conversion import NodeEffect, compute_effects
+from scheduling.experiments.conversion import compute_effects
 from scheduling.models import Customer, Holdout, Touch
 from scheduling.policy.rollout import Lift, Share
 from scheduling.policy.specs import HoldoutSpec, hash_to_percent
-from tests.scheduling.core.conftest import Shop, deliver, fall_due, make_quiet_now, pass_time
+from tests.scheduling.core.conftest import deliver, fall_due, make_quiet_now, pass_time
 from tests.scheduling.core.fake_channels import FakePresence
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY = timedelta(days=1)
 
 
-def test_interval_is_valid_for_few_and_none() -> None:
+def test_interval_is_valid_for_few_and_none():
     assert Share(0, 0).interval == (0.0, 1.0)
     low, high = Share(0, 10).interval
     assert (round(low, 3), round(high, 3)) == (0.0, 0.278)
     assert [round(each, 4) for each in Share(81, 263).interval] == [0.2553, 0.3662]  # Newcombe 1998, method 3
 
 
-def test_lift_is_certain_only_beyond_chance() -> None:
+def test_lift_is_certain_only_beyond_chance():
     lift = Lift(Share(56, 70), Share(48, 80))  # Newcombe 1998, method 10
     assert [round(each, 4) for each in lift.interval] == [0.0524, 0.3339]
     assert lift.certain
@@ -36,7 +31,7 @@ def test_lift_is_certain_only_beyond_chance() -> None:
     assert not Lift(Share(5, 10), Share(0, 0)).certain
 
 
-def choose_customers(node: Any, count: int, *, held_out: bool) -> list[str]:
+def choose_customers(node, count, *, held_out):
     """Customers of the control group, or others."""
     names = (f"user{number}" for number in range(10_000))
     chosen = [
@@ -45,19 +40,19 @@ def choose_customers(node: Any, count: int, *, held_out: bool) -> list[str]:
     return chosen[:count]
 
 
-def effect() -> NodeEffect:
+def effect():
     (found,) = compute_effects(now() - 30 * DAY, now())
     return found
 
 
 @pytest.fixture
-def node(matrix: MatrixBuilder) -> Any:
+def node(matrix):
     return matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=2 * DAY)
 
 
 @pytest.fixture
-def deliver_to_users(record_event: RecordEvent) -> Callable[..., None]:
-    def deliver_to_users(*users: str) -> None:
+def deliver_to_users(record_event):
+    def deliver_to_users(*users):
         for user in users:
             ids = record_event(user=user).task_ids
             fall_due(*ids)
@@ -66,9 +61,7 @@ def deliver_to_users(record_event: RecordEvent) -> Callable[..., None]:
     return deliver_to_users
 
 
-def test_effect_counts_the_goal_in_both_groups(
-    node: Any, matrix: MatrixBuilder, deliver_to_users: Callable[..., None], record_event: RecordEvent
-) -> None:
+def test_effect_counts_the_goal_in_both_groups(node, matrix, deliver_to_users, record_event):
     """Once a customer, where it came after the touch and in time. A repeat of the content is suppressed."""
     matrix.node("without a goal", trigger="order.paid")
     treated, control = choose_customers(node, 5, held_out=False), choose_customers(node, 3, held_out=True)
@@ -86,9 +79,7 @@ def test_effect_counts_the_goal_in_both_groups(
     assert [(each.template, each.number, each.share) for each in effect().versions] == [("guide", 1, Share(3, 5))]
 
 
-def test_effect_keeps_the_global_holdout_apart(
-    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
-) -> None:
+def test_effect_keeps_the_global_holdout_apart(node, deliver_to_users, record_event):
     Holdout.objects.create(pk=1, percent=50)
     everywhere = [f"user{number}" for number in range(50) if HoldoutSpec(50).includes(f"user{number}")][:3]
     treated = [user for user in choose_customers(node, 50, held_out=False) if not HoldoutSpec(50).includes(user)][:4]
@@ -102,7 +93,7 @@ def test_effect_keeps_the_global_holdout_apart(
     assert effect().overall == Lift(Share(3, 4), Share(1, 3))
 
 
-def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_users: Callable[..., None]) -> None:
+def test_effect_keeps_customers_suppressed_after_draw(node, deliver_to_users):
     """And who is stopped before it does not: the control group knows no such customers."""
     one, other = choose_customers(node, 2, held_out=False)
     Customer.objects.create(user_id=other, opted_out=True)
@@ -113,9 +104,7 @@ def test_effect_keeps_customers_suppressed_after_draw(node: Any, deliver_to_user
     assert (effect().lift.treated, effect().versions) == (Share(0, 1), [])
 
 
-def test_effect_ignores_customers_blocked_by_presence(
-    node: Any, deliver_to_users: Callable[..., None], integrate: Callable[..., None]
-) -> None:
+def test_effect_ignores_customers_blocked_by_presence(node, deliver_to_users, integrate):
     """Customers of the control group would be counted among those who were to get it."""
     integrate(presence=(FakePresence("stale"),))
     deliver_to_users(*choose_customers(node, 1, held_out=False), *choose_customers(node, 2, held_out=True))
@@ -123,7 +112,7 @@ def test_effect_ignores_customers_blocked_by_presence(
     assert effect().lift == Lift(Share(0, 0), Share(0, 0))
 
 
-def test_effect_separates_template_versions(node: Any, shop: Shop, deliver_to_users: Callable[..., None]) -> None:
+def test_effect_separates_template_versions(node, shop, deliver_to_users):
     one, other = choose_customers(node, 2, held_out=False)
     deliver_to_users(one)
     text = node.template.texts.get()
@@ -136,9 +125,7 @@ def test_effect_separates_template_versions(node: Any, shop: Shop, deliver_to_us
     assert [(each.number, each.share) for each in effect().versions] == [(1, Share(0, 1)), (2, Share(1, 1))]
 
 
-def test_effect_counts_goal_during_deferral_in_both_groups(
-    node: Any, deliver_to_users: Callable[..., None], record_event: RecordEvent
-) -> None:
+def test_effect_counts_goal_during_deferral_in_both_groups(node, deliver_to_users, record_event):
     """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
     node.cancel_on = ["order.paid"]
     node.save()

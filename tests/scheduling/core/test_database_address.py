@@ -1,9 +1,5 @@
 """Every parameter of `DATABASE_URL` reaches PostgreSQL's client, for Django and for the lock of beat."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -18,10 +14,10 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+def connect(monkeypatch):
     """Connect as Django does by an address with these hosts and parameters. The lock of beat uses the same address."""
 
-    def connect(hosts: str, query: str) -> Any:
+    def connect(hosts, query):
         given = connection.get_connection_params()
         sign_in = f"{given['user']}:{quote(given['password'], safe='')}"
         addresses = hosts.replace("real", f"{given['host']}:{given['port']}")
@@ -33,7 +29,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return connect
 
 
-def test_second_of_several_hosts_is_used(connect: Callable[[str, str], Any]) -> None:
+def test_second_of_several_hosts_is_used(connect):
     made = connect("127.0.0.1:1,real", "target_session_attrs=read-write")
     with made.cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -43,7 +39,7 @@ def test_second_of_several_hosts_is_used(connect: Callable[[str, str], Any]) -> 
     lock.close()
 
 
-def test_server_without_the_demanded_state_or_certificate_is_refused(connect: Callable[[str, str], Any]) -> None:
+def test_server_without_the_demanded_state_or_certificate_is_refused(connect):
     for query in ("target_session_attrs=standby", "sslmode=verify-full", "sslmode=require"):
         with pytest.raises(OperationalError):
             connect("real", query).ensure_connection()

@@ -1,13 +1,8 @@
 """Delivery of a due touch: judged when due, sent once, its end logged with the reason."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
-import redis
 import time_machine
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -23,12 +18,9 @@ from scheduling.ledger.touches import touch_ledger
 from scheduling.models import ChannelConfig, Community, FailedTask, HarassmentRule, Touch
 from scheduling.operations import commands
 from scheduling.policy.send_times import SPREAD
-from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due, make_quiet_now, rows
+from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due, make_quiet_now, rows
 from tests.scheduling.core.fake_channels import FakeChannel, FakePresence
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
 from tests.support.waiting import WAIT_LIMIT
 
@@ -36,14 +28,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
-def end(row: Touch) -> tuple[str, str]:
+def end(row):
     return row.state, row.reason
 
 
 # --- through a channel -----------------------------------------------------------------------------------------------
 
 
-def test_due_touch_is_delivered_with_its_trace(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_due_touch_is_delivered_with_its_trace(matrix, record_event):
     matrix.node()
     receipt = record_event()
 
@@ -57,7 +49,7 @@ def test_due_touch_is_delivered_with_its_trace(matrix: MatrixBuilder, record_eve
     assert (attempt.outcome, attempt.number, attempt.body) == ("delivered", 1, "hi ann")
 
 
-def test_profiles_are_read_only_for_texts_that_name_them(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_profiles_are_read_only_for_texts_that_name_them(matrix, record_event):
     commands.update_customer("ann", {"attributes": {"city": "上海"}, "tags": ["vip"]})
     matrix.node()
     with CaptureQueriesContext(connection) as without:
@@ -73,7 +65,7 @@ def test_profiles_are_read_only_for_texts_that_name_them(matrix: MatrixBuilder, 
     assert "上海" in {each.body for each in list_attempts()}
 
 
-def test_webhook_receives_touch_data_and_key(shop: Shop, hook: Any, receiver: ScriptedReceiver) -> None:
+def test_webhook_receives_touch_data_and_key(shop, hook, receiver):
     shop.node(channel=hook)
     receipt = shop.record_event(chat_id="c1", event_id="e1")
 
@@ -89,7 +81,7 @@ def test_webhook_receives_touch_data_and_key(shop: Shop, hook: Any, receiver: Sc
     assert (row.state, [each.status for each in row.attempts]) == ("delivered", [200])
 
 
-def test_duplicate_wakeups_send_once(shop: Shop, race: Race) -> None:
+def test_duplicate_wakeups_send_once(shop, race):
     """I2: a duplicated wake-up finds nothing to claim."""
     shop.node(channel=shop.create_channel())
     (task_id,) = shop.record_event().task_ids
@@ -102,7 +94,7 @@ def test_duplicate_wakeups_send_once(shop: Shop, race: Race) -> None:
     assert rows([task_id])[0].state == "delivered"
 
 
-def test_values_are_escaped_for_the_channel_in_the_customers_zone(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_escaped_for_the_channel_in_the_customers_zone(shop, monkeypatch):
     monkeypatch.setattr(FakeChannel, "escape", lambda self, value: value.replace("<", "＜"), raising=False)
     commands.update_customer("ann", {"name": "<at>", "timezone": "America/New_York"})
     body = "<b>{{ user.name }}</b> {{ event.data.at|date:'H:i' }}"
@@ -115,14 +107,14 @@ def test_values_are_escaped_for_the_channel_in_the_customers_zone(shop: Shop, mo
     assert [each.body for each in list_attempts()] == ["<b>＜at></b> 07:00"]
 
 
-def test_community_target_is_used(shop: Shop, hook: Any, receiver: ScriptedReceiver) -> None:
+def test_community_target_is_used(shop, hook, receiver):
     shop.node(channel=hook)
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
     deliver_when_due(*shop.record_event(chat_id="c1").task_ids, *shop.record_event(chat_id="c2", user="bob").task_ids)
     assert sorted(call.path for call in receiver.calls) == ["/hook", "/hook/c1"]
 
 
-def test_touch_that_cannot_be_sent_fails_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_touch_that_cannot_be_sent_fails_without_slot(matrix, record_event):
     matrix.node("robot", channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
     matrix.node("gone", channel=ChannelConfig.objects.create(key="gone", kind="log", retired_at=now()))
     matrix.node("order", template=matrix.template("order", body="{{ event.data.order.no }}"))
@@ -141,7 +133,7 @@ def test_touch_that_cannot_be_sent_fails_without_slot(matrix: MatrixBuilder, rec
 # --- judged when it is due -------------------------------------------------------------------------------------------
 
 
-def test_verdict_stores_rule_version_and_figures(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_verdict_stores_rule_version_and_figures(matrix, record_event):
     for number in range(4):
         matrix.node(f"node-{number}")
     cap = HarassmentRule.objects.get(kind="cap")
@@ -162,7 +154,7 @@ def test_verdict_stores_rule_version_and_figures(matrix: MatrixBuilder, record_e
         assert (verdict.observed, verdict.limit, verdict.next_eligible_at) == ("2", "2 in 1d", first + DAY)
 
 
-def test_template_edit_applies_to_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_template_edit_applies_to_waiting_touches(matrix, record_event):
     node = matrix.node(delay=HOUR)
     receipt = record_event()
     text = node.template.texts.get()
@@ -174,14 +166,14 @@ def test_template_edit_applies_to_waiting_touches(matrix: MatrixBuilder, record_
     assert ([each.body for each in row.attempts], row.template_version) == (["new ann"], 2)
 
 
-def test_canary_text_is_sent_to_its_communities(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_canary_text_is_sent_to_its_communities(matrix, record_event):
     matrix.node(canary_template=matrix.template("guide-v2", body="v2"), canary_communities=["c1"])
     deliver_when_due(*record_event(chat_id="c1").task_ids, *record_event(chat_id="c2", user="bob").task_ids)
     said = {touch.chat_id: touch.attempts[0].body for touch in Touch.objects.all()}
     assert said == {"c1": "v2", "c2": "hi bob"}
 
 
-def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_quiet_hours_defer_touch_without_slot(matrix, record_event):
     rule, ends_at = make_quiet_now(), now() + HOUR
     matrix.node()
 
@@ -199,10 +191,7 @@ def test_quiet_hours_defer_touch_without_slot(matrix: MatrixBuilder, record_even
 
 
 @pytest.mark.parametrize("rescued", ["before", "after"])
-def test_touch_rescued_around_its_lock_is_judged_in_full(
-    shop: Shop, integrate: Callable[..., None], second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch,
-    rescued: str,
-) -> None:  # fmt: skip
+def test_touch_rescued_around_its_lock_is_judged_in_full(shop, integrate, second_connection, monkeypatch, rescued):
     """A second message finds the touch with a worker; the rescue puts it back before the claim, or after the lock."""
     shop.node()
     (task_id,) = shop.record_event().task_ids
@@ -211,7 +200,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
     lose_worker(task_id)
     lock_customers = due_batch.locks.lock_customers_of_touches
 
-    def lock_beside_the_rescue(task_ids: Any) -> Any:
+    def lock_beside_the_rescue(task_ids):
         if rescued == "before":
             second_connection(dispatch.rescue_lost_work)
         locked = lock_customers(task_ids)
@@ -228,7 +217,7 @@ def test_touch_rescued_around_its_lock_is_judged_in_full(
     assert not FailedTask.objects.exists()
 
 
-def lose_worker(task_id: Any) -> None:
+def lose_worker(task_id):
     """A worker claims it and is never seen again; its lease is over."""
     assert claim_touches([task_id])
     expire_lease(task_id)
@@ -237,7 +226,7 @@ def lose_worker(task_id: Any) -> None:
 # --- pauses ----------------------------------------------------------------------------------------------------------
 
 
-def test_pause_parks_due_touches_and_resume_spreads_them(shop: Shop) -> None:
+def test_pause_parks_due_touches_and_resume_spreads_them(shop):
     shop.node()
     waiting = shop.plan(12)
     commands.pause_scope("all", reason="stop")
@@ -261,12 +250,10 @@ def test_pause_parks_due_touches_and_resume_spreads_them(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("ahead", [60, -60])
-def test_wrong_node_clock_sends_nothing_early(
-    shop: Shop, valkey: redis.Redis, ahead: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_node_clock_sends_nothing_early(shop, valkey, ahead, monkeypatch):
     """I5: the clock of the database decides, and a premature wake-up is published again."""
     shop.node(delay=timedelta(seconds=25))
-    published: list[Any] = []
+    published = []
     monkeypatch.setattr(pipeline, "publish_touches", lambda wakeups, channels: published.extend(wakeups))
     (task_id,) = shop.record_event(occurred_at=None).task_ids
 
@@ -290,17 +277,17 @@ def test_wrong_node_clock_sends_nothing_early(
 # --- neighbours ------------------------------------------------------------------------------------------------------
 
 
-def test_failing_touch_does_not_affect_its_batch(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_touch_does_not_affect_its_batch(shop, monkeypatch):
     shop.node()
     waiting = shop.plan(9)
     judge = pipeline.guards.judge_touch
 
-    def poisoned(touch: Any, *rest: Any) -> Any:
+    def poisoned(touch, *rest):
         if touch.customer.user_id == "user-4":
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
-    def count_failed() -> float:
+    def count_failed():
         labels = {"state": "failed", "reason": "internal_error"}
         return REGISTRY.get_sample_value("aftertouch_touches_ended_total", labels) or 0.0
 
@@ -315,9 +302,7 @@ def test_failing_touch_does_not_affect_its_batch(shop: Shop, monkeypatch: pytest
     assert len(list_attempts()) == 8
 
 
-def test_lost_database_connection_fails_no_touch(
-    shop: Shop, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_database_connection_fails_no_touch(shop, second_connection, monkeypatch):
     """A connection that ends in the middle by a fail-over."""
     shop.node()
     (waiting,) = shop.record_event().task_ids
@@ -326,7 +311,7 @@ def test_lost_database_connection_fails_no_touch(
     pid = connection.connection.info.backend_pid
     write = touch_ledger.write_decisions
 
-    def broken(decisions: Any, **conditions: Any) -> None:
+    def broken(decisions, **conditions):
         second_connection(lambda: terminate(pid))
         write(decisions, **conditions)
 
@@ -340,25 +325,19 @@ def test_lost_database_connection_fails_no_touch(
     assert [end(row) for row in deliver_when_due(waiting)] == [("delivered", "")]
 
 
-def terminate(pid: int) -> None:
+def terminate(pid):
     """End the backend, and return when it is gone."""
     sql.rows("SELECT pg_terminate_backend(%(pid)s, 60000)", {"pid": pid})
 
 
-def test_lost_connection_after_commit_delays_no_claimed_touch(
-    shop: Shop,
-    hook: Any,
-    receiver: ScriptedReceiver,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_connection_after_commit_delays_no_claimed_touch(shop, hook, receiver, second_connection, monkeypatch):
     """The search for premature wake-ups failed, and claimed touches waited 45 s for their lease."""
     shop.node(channel=hook)
     (task_id,) = shop.record_event().task_ids
     fall_due(task_id)
     search = touch_ledger.premature_wakeups
 
-    def search_without_backend(task_ids: Any) -> Any:
+    def search_without_backend(task_ids):
         connection.ensure_connection()
         pid = connection.connection.info.backend_pid
         second_connection(lambda: terminate(pid))
@@ -375,7 +354,7 @@ def test_lost_connection_after_commit_delays_no_claimed_touch(
 
 
 @pytest.mark.parametrize("table", ["channelconfig", "community"])
-def test_delivery_defers_touch_when_secret_key_is_missing(shop: Shop, table: str) -> None:
+def test_delivery_defers_touch_when_secret_key_is_missing(shop, table):
     """During a key rotation node by node. No touch fails of it, and another node may deliver it."""
     shop.node()
     Community.objects.create(chat_id="odd", targets={"webhook": {"url": "http://127.0.0.1:9/"}})
@@ -397,13 +376,13 @@ def test_delivery_defers_touch_when_secret_key_is_missing(shop: Shop, table: str
     assert [end(row) for row in deliver_when_due(waiting)] == [("delivered", "")]
 
 
-def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_config_change_during_read_fails_no_touch(matrix, record_event):
     """A node with a new template is committed between two of the queries that read the configuration."""
     matrix.node()
     (task_id,) = record_event().task_ids
     once = [True]
 
-    def change_configuration(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
+    def change_configuration(execute, sql, params, many, context):
         result = execute(sql, params, many, context)
         if 'FROM "scheduling_template"' in sql and once:
             once.clear()
@@ -417,7 +396,7 @@ def test_config_change_during_read_fails_no_touch(matrix: MatrixBuilder, record_
     assert deliver_when_due(task_id)[0].state == "delivered"
 
 
-def test_channel_exception_is_unknown_outcome(shop: Shop) -> None:
+def test_channel_exception_is_unknown_outcome(shop):
     shop.node(channel=shop.create_channel(idempotent=False))
     shop.answer(ValueError("a bug of the channel"))
     (row,) = deliver_when_due(*shop.record_event().task_ids)

@@ -1,13 +1,10 @@
 """Receivers that are gone: looked up by digest, without a reload of the configuration, and not for ever."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from pytest_django import Settings
 
 from scheduling import sql
 from scheduling.configuration import snapshot
@@ -15,22 +12,21 @@ from scheduling.delivery import routing
 from scheduling.models import ChannelConfig, Community, DisabledTarget
 from scheduling.operations import commands, retention
 from scheduling.policy.specs import CustomerSpec
-from tests.scheduling.core.conftest import Shop, deliver_when_due
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def age(**span: float) -> None:
+def age(**span):
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_disabledtarget SET disabled_at = disabled_at - %s", [timedelta(**span)])
 
 
-def disable(channel: ChannelConfig, *addresses: str) -> None:
+def disable(channel, *addresses):
     routing.store_disabled_targets((channel.pk, routing.digest_address(each), "", "gone") for each in addresses)
 
 
-def test_disabled_target_keeps_loaded_configuration(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+def test_disabled_target_keeps_loaded_configuration(matrix, hook):
     before = snapshot.current()
     disable(hook, "https://a.example")
     assert DisabledTarget.objects.count() == 1
@@ -40,7 +36,7 @@ def test_disabled_target_keeps_loaded_configuration(matrix: MatrixBuilder, hook:
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_find_disabled_reads_only_the_batch(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+def test_find_disabled_reads_only_the_batch(matrix, hook):
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO scheduling_disabledtarget (channel_id, target_digest, chat_id, reason, disabled_at)"
@@ -56,7 +52,7 @@ def test_find_disabled_reads_only_the_batch(matrix: MatrixBuilder, hook: Channel
     assert routing.find_disabled(wanted) == {wanted[0]}
 
 
-def test_disabled_target_expires_and_is_deleted(matrix: MatrixBuilder, hook: ChannelConfig, settings: Settings) -> None:
+def test_disabled_target_expires_and_is_deleted(matrix, hook, settings):
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
     target = (hook.pk, routing.digest_address("https://a.example"))
@@ -69,7 +65,7 @@ def test_disabled_target_expires_and_is_deleted(matrix: MatrixBuilder, hook: Cha
     assert DisabledTarget.objects.get().target_digest == target[1]
 
 
-def test_new_customer_address_enables_target(shop: Shop) -> None:
+def test_new_customer_address_enables_target(shop):
     mail = shop.create_channel("mail")
     commands.update_customer("ann", {"addresses": {"email": "ann@example.com"}})
     disable(mail, "ann@example.com", "bob@example.com")
@@ -81,7 +77,7 @@ def test_new_customer_address_enables_target(shop: Shop) -> None:
     assert not DisabledTarget.objects.exists()
 
 
-def test_new_community_or_channel_address_enables_target(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+def test_new_community_or_channel_address_enables_target(matrix, hook):
     community = Community.objects.create(chat_id="c1", targets={"hook": {"url": "https://a.example/c1"}})
     disable(hook, "https://a.example/c1", hook.config["url"])
     community = Community.objects.get(pk=community.pk)
@@ -94,7 +90,7 @@ def test_new_community_or_channel_address_enables_target(matrix: MatrixBuilder, 
     assert not DisabledTarget.objects.exists()
 
 
-def test_delivery_reads_disabled_targets_twice_at_most(shop: Shop, hook: ChannelConfig) -> None:
+def test_delivery_reads_disabled_targets_twice_at_most(shop, hook):
     shop.node(channel=hook)
     disable(hook, "https://elsewhere.example")
     task_ids = shop.plan(10)
@@ -104,7 +100,7 @@ def test_delivery_reads_disabled_targets_twice_at_most(shop: Shop, hook: Channel
     assert 1 <= sum("scheduling_disabledtarget" in each["sql"] for each in queries) <= 2
 
 
-def test_target_for_with_a_lookup_reads_the_database(matrix: MatrixBuilder, hook: ChannelConfig) -> None:
+def test_target_for_with_a_lookup_reads_the_database(matrix, hook):
     spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
     with pytest.raises(routing.NoTarget) as raised:

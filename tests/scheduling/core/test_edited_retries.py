@@ -1,9 +1,5 @@
 """A failed touch is edited and published again: the edited text is sent, and the difference is stored."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from scheduling.customers import erasure
@@ -12,10 +8,7 @@ from scheduling.models import FailedTask, FailedTaskComment, Touch
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor, check_touch_text, read_touch_text
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.core.test_failed_tasks import create_failed_task  # noqa: F401  a fixture
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,10 +16,7 @@ ANN = Actor("ann", reason="wrong order number")
 TEXT = {"subject": "", "body": "Your order A-17 is on its way."}
 
 
-def test_edited_touch_is_sent_with_new_text_and_key(
-    create_failed_task: Any,  # noqa: F811
-    receiver: ScriptedReceiver,
-) -> None:
+def test_edited_touch_is_sent_with_new_text_and_key(create_failed_task, receiver):  # noqa: F811
     row = create_failed_task()
     before = read_touch_text(row)
     task_id = failed_tasks.retry_failed_task(row.pk, ANN, payload=TEXT)
@@ -42,10 +32,7 @@ def test_edited_touch_is_sent_with_new_text_and_key(
     assert before["body"] != TEXT["body"]
 
 
-def test_retry_of_an_edited_touch_keeps_its_text(
-    create_failed_task: Any,  # noqa: F811
-    receiver: ScriptedReceiver,
-) -> None:
+def test_retry_of_an_edited_touch_keeps_its_text(create_failed_task, receiver):  # noqa: F811
     first = create_failed_task()
     receiver.script = [422]
     deliver_when_due(failed_tasks.retry_failed_task(first.pk, ANN, payload=TEXT))
@@ -59,7 +46,7 @@ def test_retry_of_an_edited_touch_keeps_its_text(
     assert [call.json["data"]["body"] for call in receiver.calls[1:]] == [TEXT["body"]] * 3
 
 
-def test_edited_text_replaces_a_text_without_its_data(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_edited_text_replaces_a_text_without_its_data(matrix, record_event):
     matrix.node("broken", template=matrix.template("broken", body="Order {{ event.data.order_no }}"))
     deliver_when_due(*record_event().task_ids)
     row = FailedTask.objects.get()
@@ -68,14 +55,14 @@ def test_edited_text_replaces_a_text_without_its_data(matrix: MatrixBuilder, rec
     assert (again.state, again.attempts[0].body) == ("delivered", "Order A-17")
 
 
-def test_unedited_payload_keeps_key_and_stores_no_difference(create_failed_task: Any) -> None:  # noqa: F811
+def test_unedited_payload_keeps_key_and_stores_no_difference(create_failed_task):  # noqa: F811
     row = create_failed_task()
     task_id = failed_tasks.retry_failed_task(row.pk, ANN, payload=read_touch_text(row))
     row.refresh_from_db()
     assert (row.difference, Touch.objects.get(pk=task_id).root_id) == (None, row.root_id)
 
 
-def test_edit_after_unknown_outcome_needs_as_new(create_failed_task: Any) -> None:  # noqa: F811
+def test_edit_after_unknown_outcome_needs_as_new(create_failed_task):  # noqa: F811
     row = create_failed_task("hang_up")
     with pytest.raises(InvalidInput, match="as_new"):
         failed_tasks.retry_failed_task(row.pk, ANN, payload=TEXT)
@@ -91,16 +78,16 @@ def test_edit_after_unknown_outcome_needs_as_new(create_failed_task: Any) -> Non
      ({"body": "{{ user.name }}"}, "payload.body"), ({"subject": "s" * 201, "body": "x"}, "payload.subject"),
      ({"body": "a\0b"}, "payload.body"), ({"body": "a\ud800"}, "payload.body")],
 )  # fmt: skip
-def test_invalid_text_is_refused_by_field(payload: dict[str, Any], field: str) -> None:
+def test_invalid_text_is_refused_by_field(payload, field):
     with pytest.raises(InvalidInput) as refused:
         check_touch_text(payload)
     assert [each.field for each in refused.value.errors] == [field]
 
 
-def test_concurrent_edits_publish_one(create_failed_task: Any, race: Race) -> None:  # noqa: F811
+def test_concurrent_edits_publish_one(create_failed_task, race):  # noqa: F811
     row = create_failed_task()
 
-    def edit(number: int) -> str:
+    def edit(number):
         try:
             failed_tasks.retry_failed_task(row.pk, Actor(f"user{number}"), payload={"body": f"text {number}"})
         except Conflict:
@@ -113,7 +100,7 @@ def test_concurrent_edits_publish_one(create_failed_task: Any, race: Race) -> No
     assert row.difference["after"]["body"] == f"text {row.actor_name[-1]}"
 
 
-def test_erasure_empties_difference_and_deletes_comments(create_failed_task: Any) -> None:  # noqa: F811
+def test_erasure_empties_difference_and_deletes_comments(create_failed_task):  # noqa: F811
     row = create_failed_task()
     failed_tasks.add_comment(row.pk, "ann called", ANN)
     deliver_when_due(failed_tasks.retry_failed_task(row.pk, ANN, payload={"body": "Dear Ann"}))
@@ -123,7 +110,7 @@ def test_erasure_empties_difference_and_deletes_comments(create_failed_task: Any
     assert (row.difference, FailedTaskComment.objects.count()) == (None, 0)
 
 
-def test_comment_during_erasure_is_deleted_too(create_failed_task: Any, race: Race) -> None:  # noqa: F811
+def test_comment_during_erasure_is_deleted_too(create_failed_task, race):  # noqa: F811
     """The erasure waits for the comment's lock on the row. Its next statement then finds the comment."""
     row = create_failed_task()
     erasure.request_erasure("ann", actor="test")

@@ -1,10 +1,6 @@
 """Readers of ended touches get each end once, in order, and none that another transaction has not committed yet."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -14,33 +10,29 @@ from scheduling import sql
 from scheduling.ledger import ends
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import EndMark, Touch
-from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Touches = Callable[[int], list[UUID]]
-
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> None:
+def started(monkeypatch):
     """A reader without a lag that has read all that ended before the test."""
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
     take()
 
 
 @pytest.fixture
-def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Touches:
+def waiting(matrix, record_event):
     """Waiting touches of customers of their own."""
     matrix.node()
     return lambda count: [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
 
 
-def take(most: int = 500, reader: str = "test") -> list[UUID]:
+def take(most=500, reader="test"):
     """What all calls until the ceiling return."""
-    found: list[UUID] = []
+    found = []
     for _ in range(2):  # the first call reads up to the old ceiling and the second moves it
         while True:
             with transaction.atomic():
@@ -51,11 +43,11 @@ def take(most: int = 500, reader: str = "test") -> list[UUID]:
     return found
 
 
-def take_until(expected: int, act: Callable[[], list[UUID]] = take) -> list[UUID]:
+def take_until(expected, act=take):
     """Take until that many ends were returned. A transaction of the server itself may delay the ceiling."""
-    found: list[UUID] = []
+    found = []
 
-    def taken() -> bool:
+    def taken():
         found.extend(act())
         return len(found) >= expected
 
@@ -63,7 +55,7 @@ def take_until(expected: int, act: Callable[[], list[UUID]] = take) -> list[UUID
     return found
 
 
-def test_reader_returns_each_end_once_in_order(waiting: Touches) -> None:
+def test_reader_returns_each_end_once_in_order(waiting):
     first, second, third = waiting(3)
     deliver_when_due(second)
     touch_ledger.cancel([first], reason="by:ann")
@@ -73,7 +65,7 @@ def test_reader_returns_each_end_once_in_order(waiting: Touches) -> None:
     assert take() == []
 
 
-def test_reader_continues_inside_one_instant(waiting: Touches) -> None:
+def test_reader_continues_inside_one_instant(waiting):
     ids = waiting(7)
     with transaction.atomic():
         touch_ledger.cancel(ids, reason="by:ann")
@@ -81,7 +73,7 @@ def test_reader_continues_inside_one_instant(waiting: Touches) -> None:
     assert take_until(7, lambda: take(most=2)) == sorted(ids)
 
 
-def test_end_committed_late_is_not_skipped(waiting: Touches) -> None:
+def test_end_committed_late_is_not_skipped(waiting):
     """Its time lies before one that is committed already."""
     late, early = waiting(2)
     with held_by_second_connection(lambda: touch_ledger.cancel([late], reason="by:ann"), commit=True):
@@ -91,7 +83,7 @@ def test_end_committed_late_is_not_skipped(waiting: Touches) -> None:
     assert take_until(2) == [late, early]
 
 
-def test_end_of_latest_transaction_is_not_skipped(waiting: Touches) -> None:
+def test_end_of_latest_transaction_is_not_skipped(waiting):
     """No later transaction has ended, so snapshots end before its id."""
     (late,) = waiting(1)
     with held_by_second_connection(lambda: touch_ledger.cancel([late], reason="by:ann"), commit=True):
@@ -100,14 +92,14 @@ def test_end_of_latest_transaction_is_not_skipped(waiting: Touches) -> None:
     assert take_until(1) == [late]
 
 
-def test_concurrent_readers_share_no_end(waiting: Touches, race: Race) -> None:
+def test_concurrent_readers_share_no_end(waiting, race):
     ids = waiting(40)
     touch_ledger.cancel(ids, reason="by:ann")
     found = take_until(40, lambda: [each for part in race(4, lambda _: take(most=3)) for each in part])
     assert sorted(found) == sorted(ids)
 
 
-def test_readers_have_marks_of_their_own(waiting: Touches) -> None:
+def test_readers_have_marks_of_their_own(waiting):
     """A new one starts now, or earlier if it asks for that."""
     take(reader="other")
     since = sql.now()
@@ -123,7 +115,7 @@ def test_readers_have_marks_of_their_own(waiting: Touches) -> None:
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_mark_of_another_server_skips_no_end(waiting: Touches, restored: bool) -> None:
+def test_mark_of_another_server_skips_no_end(waiting, restored):
     """After a failover the server's clock may be behind, so marks lie in the future. A restored dump is in another
     cluster, whose transaction numbers start low again."""
     if restored:

@@ -1,9 +1,6 @@
 """What a person does about what failed: each action once, with their name, and never a second message by accident."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any, Protocol
 
 import pytest
 import time_machine
@@ -13,34 +10,24 @@ from scheduling import dispatch
 from scheduling.channels.base import Delivered, Unknown
 from scheduling.errors import Conflict
 from scheduling.ledger import failures
-from scheduling.models import ChannelConfig, Event, FailedTask, HarassmentRule, Node, Pause
+from scheduling.models import Event, FailedTask, HarassmentRule, Node, Pause
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
-from tests.scheduling.core.conftest import Shop, deliver_when_due, make_quiet_now, rows
-from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import deliver_when_due, make_quiet_now, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOUR = timedelta(hours=1)
 ANN = Actor("ann", reason="the shop asked for it")
 
 
-class CreateFailedTask(Protocol):
-    """Let a delivery fail with this answer."""
-
-    def __call__(self, answer: Any = 422, user: str = "ann") -> FailedTask: ...
-
-
 @pytest.fixture
-def create_failed_task(
-    matrix: MatrixBuilder, hook: ChannelConfig, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> CreateFailedTask:
-    """A touch that failed (400) or has an unknown outcome (no response)."""
+def create_failed_task(matrix, hook, record_event, receiver):
+    """Let the delivery of a touch fail with this answer: for certain by 422, with an unknown outcome by no response."""
     hook.idempotent = False
     hook.save()
     matrix.node(channel=hook, expires_after=timedelta(hours=1))
 
-    def create_failed_task(answer: Any = 422, user: str = "ann") -> FailedTask:
+    def create_failed_task(answer=422, user="ann"):
         receiver.script = [answer]
         (row,) = deliver_when_due(*record_event(user=user).task_ids)
         return FailedTask.objects.get(task_id=row.pk)
@@ -48,7 +35,7 @@ def create_failed_task(
     return create_failed_task
 
 
-def test_failed_task_stores_original_and_cause(create_failed_task: CreateFailedTask) -> None:
+def test_failed_task_stores_original_and_cause(create_failed_task):
     row = create_failed_task()
     assert (row.state, row.failure, row.reason, row.detail) == ("open", "failed", "http_422", "as told")
     assert (row.payload["node"], row.payload["user_id"], row.channel) == ("guide", "ann", "hook")
@@ -56,7 +43,7 @@ def test_failed_task_stores_original_and_cause(create_failed_task: CreateFailedT
     assert [attempt["status"] for attempt in row.attempts] == [422]
 
 
-def test_fingerprint_is_equal_for_the_same_failure(create_failed_task: CreateFailedTask) -> None:
+def test_fingerprint_is_equal_for_the_same_failure(create_failed_task):
     assert (
         create_failed_task().fingerprint
         == create_failed_task(user="bob").fingerprint
@@ -64,9 +51,7 @@ def test_fingerprint_is_equal_for_the_same_failure(create_failed_task: CreateFai
     )
 
 
-def test_retry_is_a_new_touch_with_the_same_key(
-    create_failed_task: CreateFailedTask, receiver: ScriptedReceiver
-) -> None:
+def test_retry_is_a_new_touch_with_the_same_key(create_failed_task, receiver):
     row = create_failed_task()
 
     task_id = failed_tasks.retry_failed_task(row.pk, ANN)
@@ -81,9 +66,7 @@ def test_retry_is_a_new_touch_with_the_same_key(
 
 
 @pytest.mark.parametrize(("ahead", "as_new"), [(HOUR, False), (-HOUR, True)])
-def test_retry_is_due_now_by_database_clock(
-    create_failed_task: CreateFailedTask, as_new: bool, ahead: timedelta
-) -> None:
+def test_retry_is_due_now_by_database_clock(create_failed_task, as_new, ahead):
     """By the clock of a node that is ahead it would wait, and its slot would count for longer."""
     row, before = create_failed_task(), now()
     with time_machine.travel(now() + ahead, tick=True):
@@ -98,7 +81,7 @@ def test_retry_is_due_now_by_database_clock(
 
 
 @pytest.mark.parametrize("by", ["pause", "quiet_hours"])
-def test_deferred_retry_as_new_is_not_deduped_against_the_first(shop: Shop, by: str) -> None:
+def test_deferred_retry_as_new_is_not_deduped_against_the_first(shop, by):
     """It lost the slot that the operator had confirmed when it was deferred, and ended as a repetition."""
     shop.node(channel=shop.create_channel(idempotent=False))
     shop.answer(Unknown("timeout"))
@@ -116,7 +99,7 @@ def test_deferred_retry_as_new_is_not_deduped_against_the_first(shop: Shop, by: 
     assert (again.state, again.reason) == ("delivered", "")
 
 
-def test_retry_is_judged_again(create_failed_task: CreateFailedTask, record_event: RecordEvent) -> None:
+def test_retry_is_judged_again(create_failed_task, record_event):
     HarassmentRule.objects.filter(kind="cap").update(limit=1)
     row = create_failed_task()
     other = record_event()
@@ -125,9 +108,7 @@ def test_retry_is_judged_again(create_failed_task: CreateFailedTask, record_even
     assert (again.state, again.reason) == ("suppressed", "dedupe")
 
 
-def test_retry_after_an_event_that_cancels_sends_nothing(
-    create_failed_task: CreateFailedTask, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> None:
+def test_retry_after_an_event_that_cancels_sends_nothing(create_failed_task, record_event, receiver):
     """The customer paid while the touch was a failed task. Its retry still reminded of the order."""
     Node.objects.update(cancel_on=["order.paid"])
     failed = create_failed_task()
@@ -139,7 +120,7 @@ def test_retry_after_an_event_that_cancels_sends_nothing(
     assert len(receiver.calls) == 1
 
 
-def test_retry_of_unknown_takes_over_the_slot(create_failed_task: CreateFailedTask) -> None:
+def test_retry_of_unknown_takes_over_the_slot(create_failed_task):
     HarassmentRule.objects.filter(kind="cap").update(limit=1)
     row = create_failed_task("hang_up")
     (old,) = rows([row.task_id])
@@ -152,9 +133,7 @@ def test_retry_of_unknown_takes_over_the_slot(create_failed_task: CreateFailedTa
 
 
 @pytest.mark.parametrize("delivered", [True, False])
-def test_resolve_unknown_keeps_or_frees_the_slot(
-    create_failed_task: CreateFailedTask, record_event: RecordEvent, delivered: bool
-) -> None:
+def test_resolve_unknown_keeps_or_frees_the_slot(create_failed_task, record_event, delivered):
     HarassmentRule.objects.filter(kind="cap").update(limit=1)
     row = create_failed_task("hang_up")
     failed_tasks.resolve_failed_task(row.pk, ANN, delivered=delivered)
@@ -163,7 +142,7 @@ def test_resolve_unknown_keeps_or_frees_the_slot(
     assert deliver_when_due(*record_event().task_ids)[0].state == ("suppressed" if delivered else "delivered")
 
 
-def test_unreadable_message_is_archived_not_retried() -> None:
+def test_unreadable_message_is_archived_not_retried():
     failures.record_unreadable_message("not_json", b"\xff\x00", queue="touch.high")
     row = FailedTask.objects.get()
     with pytest.raises(Conflict, match="ignore or archive"):

@@ -1,15 +1,11 @@
 """Ends of touches are events for the nodes that follow them, each once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import transaction
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
@@ -22,25 +18,22 @@ from scheduling.operations import commands
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import own_events
 from scheduling.policy.matrix import LARGEST_ORIGIN
-from tests.scheduling.api.serving import eventually
 from tests.scheduling.core.conftest import deliver_when_due, held_by_second_connection, pass_time
 from tests.scheduling.core.programs import is_connected, program
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FREE = {"guard_cap": "ignore", "guard_dedupe": "ignore"}
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     """The passes read up to now."""
     monkeypatch.setattr(ends, "WRITE_LAG", timedelta(0))
 
 
 @pytest.fixture
-def journey(matrix: MatrixBuilder) -> MatrixBuilder:
+def journey(matrix):
     """Node `guide`, and `reminder` two days after its delivery."""
     matrix.node("guide", **FREE)
     matrix.node("reminder", "touch.delivered", from_nodes=["guide"], delay=timedelta(days=2), **FREE)
@@ -48,11 +41,11 @@ def journey(matrix: MatrixBuilder) -> MatrixBuilder:
     return matrix
 
 
-def record_all() -> None:
+def record_all():
     """Run passes until they have read everything that ended before."""
     newest = Touch.objects.order_by("settled_at").exclude(settled_at=None).values_list("settled_at", flat=True).last()
 
-    def done() -> bool:
+    def done():
         own_events.record_ends()
         mark = EndMark.objects.first()
         return mark is None or newest is None or mark.settled_at >= newest
@@ -60,11 +53,11 @@ def record_all() -> None:
     eventually(done)
 
 
-def find(node: str) -> list[Touch]:
+def find(node):
     return list(Touch.objects.filter(node__key=node).order_by("created_at"))
 
 
-def test_delivered_touch_plans_follow_up(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_delivered_touch_plans_follow_up(journey, record_event):
     receipt = record_event(chat_id="c1", data={"order_no": "A1"})
     (guide,) = deliver_when_due(*receipt.task_ids)
     record_all()
@@ -86,7 +79,7 @@ def test_delivered_touch_plans_follow_up(journey: MatrixBuilder, record_event: R
     assert len(find("reminder")) == 1
 
 
-def test_end_of_other_node_and_other_state_plan_nothing(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_end_of_other_node_and_other_state_plan_nothing(journey, record_event):
     journey.node("other", "order.paid", **FREE)
     deliver_when_due(*record_event("order.paid").task_ids)
     touch_ledger.cancel(record_event().task_ids, reason="by:ann")
@@ -95,14 +88,12 @@ def test_end_of_other_node_and_other_state_plan_nothing(journey: MatrixBuilder, 
 
 
 @pytest.mark.parametrize("node", [["guide"], {"key": "guide"}, 1, None])
-def test_foreign_event_that_names_no_node_plans_nothing(
-    journey: MatrixBuilder, record_event: RecordEvent, node: Any
-) -> None:
+def test_foreign_event_that_names_no_node_plans_nothing(journey, record_event, node):
     """A list was answered with status 500."""
     assert record_event("touch.delivered", data={"node": node}).task_ids == ()
 
 
-def test_end_is_no_activity_of_the_customer(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_end_is_no_activity_of_the_customer(journey, record_event):
     ids = record_event().task_ids
     pass_time(days=2)
     before = Customer.objects.get().last_active_at
@@ -113,11 +104,11 @@ def test_end_is_no_activity_of_the_customer(journey: MatrixBuilder, record_event
 
 
 @pytest.mark.parametrize("end", ["cancelled", "suppressed"])
-def test_end_that_was_taken_back_plans_nothing(journey: MatrixBuilder, record_event: RecordEvent, end: str) -> None:
+def test_end_that_was_taken_back_plans_nothing(journey, record_event, end):
     """The touch is planned again, so its fallback would be a second message. It is planned after the next end."""
     journey.node("fallback", f"touch.{end}", from_nodes=["guide"], **FREE)
 
-    def end_touch(task_id: UUID) -> None:
+    def end_touch(task_id):
         if end == "cancelled":
             commands.cancel_one_touch(task_id, actor="ann")
         else:
@@ -136,13 +127,13 @@ def test_end_that_was_taken_back_plans_nothing(journey: MatrixBuilder, record_ev
     assert len(find("fallback")) == 1
 
 
-def edit_node(key: str, **changes: Any) -> None:
+def edit_node(key, **changes):
     Node.objects.filter(key=key).update(**changes)
     Node.objects.get(key=key).save()
 
 
 @pytest.mark.parametrize("when", ["before the pass", "after the pass"])
-def test_reply_cancels_follow_up(journey: MatrixBuilder, record_event: RecordEvent, when: str) -> None:
+def test_reply_cancels_follow_up(journey, record_event, when):
     """No reply in two days: the next message. A reply: nothing."""
     edit_node("reminder", cancel_on=["touch.replied"])
     deliver_when_due(*record_event().task_ids)
@@ -155,7 +146,7 @@ def test_reply_cancels_follow_up(journey: MatrixBuilder, record_event: RecordEve
     assert ends_of == {"ann": ("cancelled", "event:touch.replied"), "bob": ("scheduled", "")}
 
 
-def test_texts_and_conditions_read_first_event(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_texts_and_conditions_read_first_event(journey, record_event):
     """Also in the third message of a journey."""
     rows = {"all": [{"field": "event.data.origin.total", "op": "gte", "value": 500}]}
     template = journey.template("third", body="{{ event.data.origin.order_no }} {{ event.data.depth }}")
@@ -169,16 +160,14 @@ def test_texts_and_conditions_read_first_event(journey: MatrixBuilder, record_ev
     assert last.attempts[0].body == "A1 2"
 
 
-def test_large_data_is_not_passed_on(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_large_data_is_not_passed_on(journey, record_event):
     deliver_when_due(*record_event(data={"text": "x" * LARGEST_ORIGIN}).task_ids)
     deliver_when_due(*record_event(user="bob", data={"text": "x" * LARGEST_ORIGIN * 6}).task_ids)
     record_all()
     assert [each.data["origin"] for each in Event.objects.filter(type="touch.delivered")] == [{}, {}]
 
 
-def test_depth_limit_suppresses_touch_and_ends_journey(
-    journey: MatrixBuilder, record_event: RecordEvent, settings: Settings
-) -> None:
+def test_depth_limit_suppresses_touch_and_ends_journey(journey, record_event, settings):
     settings.AFTERTOUCH_JOURNEY_DEPTH = 1
     journey.node("last", "touch.delivered", from_nodes=["reminder"], **FREE)
     journey.node("never", "touch.suppressed", from_nodes=["last"], **FREE)
@@ -193,7 +182,7 @@ def test_depth_limit_suppresses_touch_and_ends_journey(
     assert find("never") == []
 
 
-def test_message_published_again_is_recorded_once_per_state(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_message_published_again_is_recorded_once_per_state(journey, record_event):
     journey.node("sorry", "touch.cancelled", from_nodes=["guide"], **FREE)
     (first,) = record_event().task_ids
     touch_ledger.cancel([first], reason="by:ann")
@@ -209,7 +198,7 @@ def test_message_published_again_is_recorded_once_per_state(journey: MatrixBuild
     assert len(find("sorry")) == 1
 
 
-def test_end_cancels_touches_of_other_nodes(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_end_cancels_touches_of_other_nodes(matrix, record_event):
     """`cancel_on` names an end: all nodes' ends in this state count."""
     matrix.node("guide", delay=timedelta(days=1), cancel_on=["touch.delivered"])
     matrix.node("other", "order.paid", **FREE)
@@ -220,7 +209,7 @@ def test_end_cancels_touches_of_other_nodes(matrix: MatrixBuilder, record_event:
     assert Touch.objects.get(pk=waiting).reason == "event:touch.delivered"
 
 
-def test_node_that_starts_to_follow_sees_later_ends(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_node_that_starts_to_follow_sees_later_ends(matrix, record_event):
     matrix.node("guide", **FREE)
     deliver_when_due(*record_event().task_ids)
     record_all()
@@ -237,7 +226,7 @@ def test_node_that_starts_to_follow_sees_later_ends(matrix: MatrixBuilder, recor
     assert not EndMark.objects.exists()
 
 
-def test_first_pass_follows_ends_since_publication(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_first_pass_follows_ends_since_publication(matrix, record_event):
     """The worker of the passes may be down when the node is published."""
     matrix.node("guide", **FREE)
     matrix.node("reminder", "touch.delivered", from_nodes=["guide"], **FREE)
@@ -246,7 +235,7 @@ def test_first_pass_follows_ends_since_publication(matrix: MatrixBuilder, record
     assert len(find("reminder")) == 1
 
 
-def test_erasure_reaches_recorded_ends_and_prevents_others(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_erasure_reaches_recorded_ends_and_prevents_others(journey, record_event):
     deliver_when_due(*record_event(data={"phone": "138"}).task_ids)
     record_all()
     deliver_when_due(*record_event(user="bob", data={"phone": "139"}).task_ids)
@@ -261,9 +250,7 @@ def test_erasure_reaches_recorded_ends_and_prevents_others(journey: MatrixBuilde
     assert not Customer.objects.filter(user_id__in=["ann", "bob"]).exists()
 
 
-def test_held_customer_delays_only_that_pass(
-    journey: MatrixBuilder, record_event: RecordEvent, settings: Settings
-) -> None:
+def test_held_customer_delays_only_that_pass(journey, record_event, settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.05)
     deliver_when_due(*record_event().task_ids)
     with held_by_second_connection(lambda: locks.lock_customers_by_user_id(["ann"]), commit=False):
@@ -273,9 +260,7 @@ def test_held_customer_delays_only_that_pass(
     assert len(find("reminder")) == 1
 
 
-def test_concurrent_passes_record_each_end_once(
-    journey: MatrixBuilder, record_event: RecordEvent, race: Race, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_passes_record_each_end_once(journey, record_event, race, monkeypatch):
     monkeypatch.setattr(own_events, "BATCH", 3)
     ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(20)]
     deliver_when_due(*ids)
@@ -308,9 +293,7 @@ while True:
 
 
 @pytest.mark.processes
-def test_pass_killed_after_ingestion_records_once(
-    journey: MatrixBuilder, record_event: RecordEvent, second_connection: SecondConnection
-) -> None:
+def test_pass_killed_after_ingestion_records_once(journey, record_event, second_connection):
     deliver_when_due(*record_event().task_ids)
     with program(DYING) as dying:
         assert wait_until(lambda: is_connected("dying", "Timeout"), WAIT_LIMIT)
@@ -323,7 +306,7 @@ def test_pass_killed_after_ingestion_records_once(
     assert Event.objects.filter(type="touch.delivered").count() == 1
 
 
-def test_ids_of_ends_are_those_of_delivery_keys(journey: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_ids_of_ends_are_those_of_delivery_keys(journey, record_event):
     """A mark that was lost, as with the clock, records nothing twice."""
     deliver_when_due(*record_event().task_ids)
     record_all()

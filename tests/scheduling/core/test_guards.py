@@ -1,19 +1,15 @@
 """Each guard alone, their order, and the next eligible time of a touch."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, time, timedelta
+from datetime import time, timedelta
 from itertools import combinations
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.experiments.conversion import DRAWN_RULES
 from scheduling.policy import guards
-from scheduling.policy.guards import HOLD, SEND, SUPPRESS, AwaitedTouch, CapSlot, GuardVerdict, judge_touch
+from scheduling.policy.guards import HOLD, SEND, SUPPRESS, AwaitedTouch, GuardVerdict, judge_touch
 from scheduling.policy.node_conditions import Facts, compile_condition
 from scheduling.policy.send_times import (
     SPREAD,
@@ -23,7 +19,7 @@ from scheduling.policy.send_times import (
     compile_windows,
     parse_window_line,
 )
-from scheduling.policy.specs import HoldoutSpec, RuleCoverage, RuleSpec
+from scheduling.policy.specs import HoldoutSpec, RuleCoverage
 from tests.scheduling.core.sample_data import (
     CAP,
     COMMUNITY_CAP,
@@ -49,7 +45,7 @@ SECOND = timedelta(seconds=1)
 INSTANT = timedelta(microseconds=1)
 
 
-def test_guard_expires_after_the_last_instant() -> None:
+def test_guard_expires_after_the_last_instant():
     touch = candidate(expires_at=NOON)
 
     assert judge_touch(touch, around(), NOON).decision == SEND
@@ -59,7 +55,7 @@ def test_guard_expires_after_the_last_instant() -> None:
 
 
 @each_row("scope", ["all", "channel:log", "node:guide"])
-def test_guard_pause_holds_under_the_widest_scope(scope: str) -> None:
+def test_guard_pause_holds_under_the_widest_scope(scope):
     verdict = judge_touch(candidate(), around(paused=frozenset({scope, "node:guide"})), NOON)
     assert (verdict.decision, verdict.rule, verdict.observed) == (HOLD, "paused", scope)
     assert verdict.next_eligible_at is None
@@ -67,7 +63,7 @@ def test_guard_pause_holds_under_the_widest_scope(scope: str) -> None:
     assert judge_touch(candidate(), elsewhere, NOON).decision == SEND
 
 
-def test_guard_opt_out_blocks_marketing_only() -> None:
+def test_guard_opt_out_blocks_marketing_only():
     marketing = candidate(customer=ann(opted_out=True))
     service = candidate(customer=ann(opted_out=True), template=template(category="service"))
 
@@ -75,8 +71,8 @@ def test_guard_opt_out_blocks_marketing_only() -> None:
     assert judge_touch(service, around(), NOON).decision == SEND
 
 
-def test_guard_conversation_after_event_suppresses() -> None:
-    def with_conversation_at(instant: datetime) -> Any:
+def test_guard_conversation_after_event_suppresses():
+    def with_conversation_at(instant):
         return judge_touch(candidate(event_at=NOON - HOUR, customer=ann(conversation_at=instant)), around(), NOON)
 
     newer = with_conversation_at(NOON - HOUR + INSTANT)
@@ -84,7 +80,7 @@ def test_guard_conversation_after_event_suppresses() -> None:
     assert with_conversation_at(NOON - HOUR).decision == SEND
 
 
-def test_guard_presence_objections() -> None:
+def test_guard_presence_objections():
     """A live conversation needs the rule and a node that obeys it. A silence is judged everywhere."""
     obeys, ignores = candidate(), candidate(node=node(guard_conversation="ignore"))
     live = around(presence_block="conversation")
@@ -98,7 +94,7 @@ def test_guard_presence_objections() -> None:
     assert (unknown.decision, unknown.next_eligible_at) == (HOLD, NOON + timedelta(seconds=30))
 
 
-def test_guard_quiet_hours_use_customer_time_zone() -> None:
+def test_guard_quiet_hours_use_customer_time_zone():
     evening = NOON + 3 * HOUR  # 23:00 in Shanghai, 16:00 in Berlin
     rules = around(rules=(NIGHT,))
 
@@ -112,11 +108,11 @@ def test_guard_quiet_hours_use_customer_time_zone() -> None:
     assert judge_touch(candidate(node=node(guard_quiet_hours="ignore")), rules, evening).decision == SEND
 
 
-def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
+def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours():
     """All touches of a night would be due at one moment."""
     evening, morning = NOON + 3 * HOUR, NOON + 12 * HOUR
 
-    def ends(rule: RuleSpec, **values: Any) -> list[datetime]:
+    def ends(rule, **values):
         rules = around(rules=(rule,))
         customers = [ann(user_id=f"user-{number}") for number in range(500)]
         verdicts = [judge_touch(candidate(customer=each, **values), rules, evening) for each in customers]
@@ -132,14 +128,14 @@ def test_end_of_quiet_hours_is_spread_within_expiry_and_waking_hours() -> None:
     assert max(ends(short_day)) < morning + timedelta(minutes=1)
 
 
-def test_opening_of_a_send_window_is_spread_within_expiry() -> None:
+def test_opening_of_a_send_window_is_spread_within_expiry():
     """A touch that expired during the spread was suppressed, although its window opened before."""
     opens_at = NOON + HOUR
     timing = TimingSpec(
         CalendarSpec(), windows=compile_windows([parse_window_line("daily 21:00-22:00")], CalendarsSpec())
     )
 
-    def resumes(expires_at: datetime) -> set[datetime | None]:
+    def resumes(expires_at):
         customers = [ann(user_id=f"user-{number}") for number in range(50)]
         touches = [candidate(customer=each, node=node(timing=timing), expires_at=expires_at) for each in customers]
         verdicts = [judge_touch(touch, around(), NOON) for touch in touches]
@@ -156,7 +152,7 @@ def test_opening_of_a_send_window_is_spread_within_expiry() -> None:
 # --- the same content ------------------------------------------------------------------------------------------------
 
 
-def test_guard_dedupe_ends_after_its_window() -> None:
+def test_guard_dedupe_ends_after_its_window():
     """It is never deferred, also at a node that defers what is over the cap."""
     told = around(slots=[slot(72, "guide")])
     touch = candidate(node=node(over_cap="defer"))
@@ -167,21 +163,21 @@ def test_guard_dedupe_ends_after_its_window() -> None:
 
 
 @each_row("other", ["survey", "guide-2", "Guide", ""])
-def test_guard_dedupe_other_content_is_sent(other: str) -> None:
+def test_guard_dedupe_other_content_is_sent(other):
     told = around(slots=[slot(1, "guide")])
     assert judge_touch(candidate(), told, NOON).rule == "dedupe"
     assert judge_touch(candidate(template=template("guide", content_type=other)), told, NOON) == GuardVerdict(SEND)
     assert judge_touch(candidate(), around(slots=[slot(1, other)]), NOON) == GuardVerdict(SEND)
 
 
-def test_guard_dedupe_ignored_still_applies_the_cap() -> None:
+def test_guard_dedupe_ignored_still_applies_the_cap():
     ignoring = candidate(node=node(guard_dedupe="ignore"))
     assert judge_touch(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
     assert judge_touch(ignoring, around(slots=[slot(1, "guide")]), NOON) == GuardVerdict(SEND)
     assert judge_touch(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
 
 
-def test_guard_dedupe_unsettled_defers_until_its_lease() -> None:
+def test_guard_dedupe_unsettled_defers_until_its_lease():
     lease = NOON + timedelta(seconds=45)
     verdict = judge_touch(candidate(), around(slots=[unsettled(lease, content_type="guide")]), NOON)
     assert (verdict.decision, verdict.rule, verdict.next_eligible_at) == (HOLD, "dedupe", lease)
@@ -191,7 +187,7 @@ def test_guard_dedupe_unsettled_defers_until_its_lease() -> None:
 
 
 @each_row("switch", ["count_only", "ignore"])
-def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
+def test_guard_cap_can_be_ignored_by_node(switch):
     touch = candidate(node=node(guard_cap=switch))
     full = around(
         rules=(CAP, COMMUNITY_CAP),
@@ -202,7 +198,7 @@ def test_guard_cap_can_be_ignored_by_node(switch: str) -> None:
     assert judge_touch(touch, full, NOON).decision == SEND
 
 
-def test_guard_cap_defers_if_touch_lives_long_enough() -> None:
+def test_guard_cap_defers_if_touch_lives_long_enough():
     full = around(slots=[slot(1), slot(2), slot(20)])
     free_at = NOON + 4 * HOUR
 
@@ -213,7 +209,7 @@ def test_guard_cap_defers_if_touch_lives_long_enough() -> None:
     assert (mortal.decision, mortal.rule, mortal.next_eligible_at) == (SUPPRESS, "cap", free_at)
 
 
-def test_guard_cap_unsettled_slots_defer_until_lease() -> None:
+def test_guard_cap_unsettled_slots_defer_until_lease():
     """Or for a second, where the lease is over."""
     first, second = NOON + timedelta(seconds=20), NOON + timedelta(seconds=40)
     verdict = judge_touch(candidate(), around(slots=[slot(1), unsettled(second), unsettled(first)]), NOON)
@@ -223,7 +219,7 @@ def test_guard_cap_unsettled_slots_defer_until_lease() -> None:
     assert (expired.decision, expired.next_eligible_at) == (HOLD, NOON + SECOND)
 
 
-def test_guard_community_cap_is_separate() -> None:
+def test_guard_community_cap_is_separate():
     full = around(rules=(COMMUNITY_CAP,), community_slots=[slot(0.25), slot(0.5)])
 
     verdict = judge_touch(candidate(), full, NOON)
@@ -234,7 +230,7 @@ def test_guard_community_cap_is_separate() -> None:
     assert judge_touch(candidate(), around(rules=(COMMUNITY_CAP,), slots=[slot(0.5)] * 9), NOON).decision == SEND
 
 
-def test_guard_retry_with_slot_passes_the_cap_only() -> None:
+def test_guard_retry_with_slot_passes_the_cap_only():
     full = around(
         rules=(CAP, DEDUPE, COMMUNITY_CAP), slots=[slot(1, "guide")] * 3, community_slots=[slot(0.1)] * 2,
         important=[AwaitedTouch(NOON + SECOND)] * 3,
@@ -245,13 +241,13 @@ def test_guard_retry_with_slot_passes_the_cap_only() -> None:
         assert judge_touch(candidate(has_cap_slot=True, customer=customer), around(), NOON).rule == rule
 
 
-def test_guard_rollout_suppresses_other_communities() -> None:
+def test_guard_rollout_suppresses_other_communities():
     later = node(rollout_percent=0, rollout_communities=frozenset({"c2"}))
     assert judge_touch(candidate(node=later, chat_id="c1"), around(), NOON).rule == "rollout"
     assert judge_touch(candidate(node=later, chat_id="c2"), around(), NOON).decision == SEND
 
 
-def test_guard_cap_suppresses_and_gives_next_time() -> None:
+def test_guard_cap_suppresses_and_gives_next_time():
     full = around(slots=[slot(1), slot(5), slot(23)])
     verdict = judge_touch(candidate(), full, NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
@@ -261,13 +257,13 @@ def test_guard_cap_suppresses_and_gives_next_time() -> None:
         assert judge_touch(candidate(), around(slots=room), NOON).decision == SEND
 
 
-def test_guard_own_slot_is_not_counted() -> None:
+def test_guard_own_slot_is_not_counted():
     touch = candidate()
     own = slot(1, "guide", task_id=touch.task_id)
     assert judge_touch(touch, around(slots=[own, slot(2), slot(3)]), NOON).decision == SEND
 
 
-def test_guard_community_dedupe_is_separate() -> None:
+def test_guard_community_dedupe_is_separate():
     said = around(rules=(COMMUNITY_DEDUPE,), community_slots=[slot(1, "guide")])
     verdict = judge_touch(candidate(), said, NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "community_dedupe", 12)
@@ -282,7 +278,7 @@ def test_guard_community_dedupe_is_separate() -> None:
 SALE = replace(CAP, limit=1, kinds=("channel sms", "tag sale"), coverage=RuleCoverage(*[frozenset({1})] * 3))
 
 
-def test_guard_cap_of_a_part_counts_and_limits_that_part_only() -> None:
+def test_guard_cap_of_a_part_counts_and_limits_that_part_only():
     """Node 1 has the rule's channel and tag, template 1 its category."""
     inside, other_node, other_text = slot(1, node_id=1, template_id=1), slot(1, node_id=2), slot(1, node_id=1)
     touch, unlimited = candidate(), candidate(node=node(id=2))
@@ -293,16 +289,16 @@ def test_guard_cap_of_a_part_counts_and_limits_that_part_only() -> None:
     assert judge_touch(unlimited, around(rules=(SALE,), slots=[inside]), NOON).decision == SEND
 
 
-def test_guard_slot_is_kept_for_touches_of_the_part_only() -> None:
+def test_guard_slot_is_kept_for_touches_of_the_part_only():
     inside, outside = AwaitedTouch(NOON + SECOND, 1), AwaitedTouch(NOON + SECOND, 2)
     assert judge_touch(candidate(), around(rules=(SALE,), important=[inside]), NOON).rule == "slot_hold"
     assert judge_touch(candidate(), around(rules=(SALE,), important=[outside]), NOON).decision == SEND
 
 
-def test_guard_limit_of_the_level_replaces_the_limit() -> None:
+def test_guard_limit_of_the_level_replaces_the_limit():
     by_level = replace(CAP, limit=1, limits={"vip": 2})
 
-    def judged(level: str, slots: int, **context: Any) -> GuardVerdict:
+    def judged(level, slots, **context):
         said = around(rules=(by_level,), slots=[slot()] * slots, **context)
         return judge_touch(candidate(customer=ann(level=level)), said, NOON)
 
@@ -315,7 +311,7 @@ def test_guard_limit_of_the_level_replaces_the_limit() -> None:
 # --- room for the more important -------------------------------------------------------------------------------------
 
 
-def test_guard_last_slot_waits_for_higher_priority() -> None:
+def test_guard_last_slot_waits_for_higher_priority():
     """Two seconds longer than its due time, or from now where it is overdue."""
     for due, until in [(NOON + timedelta(seconds=50), NOON + timedelta(seconds=52)), (NOON - HOUR, NOON + 2 * SECOND)]:
         verdict = judge_touch(candidate(), around(slots=[slot(1), slot(2)], important=[AwaitedTouch(due)]), NOON)
@@ -326,7 +322,7 @@ def test_guard_last_slot_waits_for_higher_priority() -> None:
 
 AT_NIGHT = compile_windows([parse_window_line("daily 02:00-03:00")], CalendarsSpec())
 #: What makes each rule refuse, in the order of the rules.
-OBJECTIONS: dict[str, dict[str, Any]] = {
+OBJECTIONS = {
     "cancelled": {"called_off": "event:order.paid"},
     "expired": {"expires_at": NOON - SECOND},
     "node_disabled": {"enabled": False},
@@ -350,7 +346,7 @@ OBJECTIONS: dict[str, dict[str, Any]] = {
 OF_NODE = ("trigger", "from_nodes", "enabled", "holdout_percent", "rollout_percent", "condition", "timing")
 
 
-def first_objection(*names: str) -> str:
+def first_objection(*names):
     said = {key: value for name in names for key, value in OBJECTIONS[name].items()}
     slots = [slot(1, "guide", counts=False)] if "guide_slot" in said else []
     slots += [slot(1)] * 3 if "full" in said else []
@@ -374,14 +370,14 @@ def first_objection(*names: str) -> str:
     return "cancelled" if verdict.rule == "event:order.paid" else verdict.rule
 
 
-def test_guard_first_documented_objection_is_given() -> None:
+def test_guard_first_documented_objection_is_given():
     for name in OBJECTIONS:
         assert first_objection(name) == name
     for first, second in combinations(OBJECTIONS, 2):
         assert first_objection(first, second) == first, second
 
 
-def test_guard_objections_are_complete_and_drawn_rules_start_at_the_holdout() -> None:
+def test_guard_objections_are_complete_and_drawn_rules_start_at_the_holdout():
     names = {check: name for name, check in vars(guards).items() if check in guards.CHECKS}
     assert list(OBJECTIONS) == [names[check].removeprefix("_judge_") for check in guards.CHECKS]
     said = list(map(first_objection, OBJECTIONS))
@@ -403,7 +399,7 @@ caps = st.lists(
 )
 
 
-def eligible(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], at: datetime) -> bool:
+def eligible(rules, slots, at):
     return (
         judge_touch(candidate(expires_at=NOON + 365 * DAY), around(rules=tuple(rules), slots=slots), at).decision
         == SEND
@@ -411,7 +407,7 @@ def eligible(rules: Sequence[RuleSpec], slots: Sequence[CapSlot], at: datetime) 
 
 
 @given(caps, histories)
-def test_guard_next_eligible_time_is_exact(rules: list[RuleSpec], history: list[int]) -> None:
+def test_guard_next_eligible_time_is_exact(rules, history):
     slots = [slot(minutes / 60) for minutes in history]
     touch = candidate(node=node(over_cap="defer"), expires_at=NOON + 365 * DAY)
 
@@ -424,7 +420,7 @@ def test_guard_next_eligible_time_is_exact(rules: list[RuleSpec], history: list[
 
 
 @given(histories, st.lists(st.integers(1, 120), min_size=1, max_size=6))
-def test_guard_unsettled_slots_alone_never_suppress(settled: list[int], leases: list[int]) -> None:
+def test_guard_unsettled_slots_alone_never_suppress(settled, leases):
     slots = [slot(minutes / 60) for minutes in settled]
     slots += [unsettled(NOON + timedelta(seconds=seconds)) for seconds in leases]
     verdict = judge_touch(candidate(), around(rules=(CAP,), slots=slots), NOON)
@@ -434,8 +430,8 @@ def test_guard_unsettled_slots_alone_never_suppress(settled: list[int], leases: 
 
 
 @given(st.data())
-def test_guard_checks_of_node_give_the_verdict_of_all(data: st.DataObject) -> None:
-    def draw(*choices: Any) -> Any:
+def test_guard_checks_of_node_give_the_verdict_of_all(data):
+    def draw(*choices):
         return data.draw(st.sampled_from(choices))
 
     one = node(

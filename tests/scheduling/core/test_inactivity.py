@@ -1,7 +1,5 @@
 """A customer inactive for 30 days is recorded once, by any number of passes."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -10,14 +8,12 @@ from django.utils.timezone import now
 from scheduling.models import Customer, Event
 from scheduling.planning import own_events
 from tests.scheduling.core.conftest import pass_time
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def inactive_customers(record_event: RecordEvent) -> None:
+def inactive_customers(record_event):
     """Ann was active 31 days ago, Bob 29 days ago, Cid at an unknown time."""
     record_event("x", user="ann")
     pass_time(days=2)
@@ -26,11 +22,11 @@ def inactive_customers(record_event: RecordEvent) -> None:
     Customer.objects.create(user_id="cid")
 
 
-def list_inactive_events() -> list[str]:
+def list_inactive_events():
     return sorted(Event.objects.filter(type="customer.inactive").values_list("user_id", flat=True))
 
 
-def test_inactivity_is_recorded_once_per_absence(inactive_customers: None) -> None:
+def test_inactivity_is_recorded_once_per_absence(inactive_customers):
     assert own_events.scan_inactive_customers() == 1
     assert own_events.scan_inactive_customers() == 0
     assert list_inactive_events() == ["ann"]
@@ -39,7 +35,7 @@ def test_inactivity_is_recorded_once_per_absence(inactive_customers: None) -> No
     assert list_inactive_events() == ["ann", "bob"], "a year away is still one absence"
 
 
-def test_inactivity_is_recorded_again_after_return(inactive_customers: None, record_event: RecordEvent) -> None:
+def test_inactivity_is_recorded_again_after_return(inactive_customers, record_event):
     own_events.scan_inactive_customers()
     record_event("x", user="ann")
     assert own_events.scan_inactive_customers() == 0
@@ -48,7 +44,7 @@ def test_inactivity_is_recorded_again_after_return(inactive_customers: None, rec
     assert list_inactive_events() == ["ann", "ann", "bob"]
 
 
-def test_inactivity_event_plans_a_touch(matrix: MatrixBuilder, inactive_customers: None) -> None:
+def test_inactivity_event_plans_a_touch(matrix, inactive_customers):
     from scheduling.models import Touch
 
     matrix.node("come-back", trigger="customer.inactive", delay=timedelta(hours=24))
@@ -58,7 +54,7 @@ def test_inactivity_event_plans_a_touch(matrix: MatrixBuilder, inactive_customer
     assert timedelta(hours=23) < touch.due_at - now() < timedelta(hours=25)
 
 
-def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None) -> None:
+def test_inactivity_scan_crash_repeats_no_event(inactive_customers):
     own_events.scan_inactive_customers()
     Customer.objects.update(inactive_since=None)
     own_events.scan_inactive_customers()
@@ -66,7 +62,7 @@ def test_inactivity_scan_crash_repeats_no_event(inactive_customers: None) -> Non
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_inactivity_scans_record_once(race: Race) -> None:
+def test_concurrent_inactivity_scans_record_once(race):
     Customer.objects.bulk_create(
         Customer(user_id=f"user-{number}", last_active_at=now() - timedelta(days=40)) for number in range(60)
     )
@@ -75,7 +71,7 @@ def test_concurrent_inactivity_scans_record_once(race: Race) -> None:
     assert list_inactive_events() == sorted(f"user-{number}" for number in range(60))
 
 
-def test_inactivity_scan_resumes_after_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inactivity_scan_resumes_after_time_limit(monkeypatch):
     monkeypatch.setattr(own_events, "BATCH", 2)
     monkeypatch.setattr(own_events, "LONGEST_PASS", 0.0)
     long_ago = now() - timedelta(days=40)

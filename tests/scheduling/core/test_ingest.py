@@ -1,45 +1,36 @@
 """An event is stored once, its touches are planned once, and touches that it makes obsolete are cancelled."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from scheduling import dispatch
 from scheduling.batching import BackgroundBatcher
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import WakeUp
 from scheduling.models import Complaint, Customer, CustomerChange, DelayRule, Event, EventType, Touch
 from scheduling.models.touch import WAITING
 from scheduling.planning import ingest
 from scheduling.planning.ingest import EarlyDispatch, NewEvent, Receipt, record_and_publish, record_events
 from tests.scheduling.core.conftest import deliver_when_due, pass_time, rows
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
-def new(type: str = "material.downloaded", user: str = "ann", id: str = "", **changes: Any) -> NewEvent:
+def new(type="material.downloaded", user="ann", id="", **changes):
     return NewEvent(source="shop", event_id=id or str(new_id()), type=type, user_id=user, **changes)
 
 
-def states(*receipts: Receipt) -> list[tuple[str, str]]:
+def states(*receipts):
     """Whether handed over or not, it waits."""
     found = rows([task_id for each in receipts for task_id in each.task_ids])
     return [("waiting" if row.state in WAITING else row.state, row.reason) for row in found]
@@ -48,7 +39,7 @@ def states(*receipts: Receipt) -> list[tuple[str, str]]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_duplicate_in_batch_gets_touches_of_the_first(matrix: MatrixBuilder) -> None:
+def test_duplicate_in_batch_gets_touches_of_the_first(matrix):
     """The id counts within its source."""
     matrix.node()
     other_source = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
@@ -63,7 +54,7 @@ def test_duplicate_in_batch_gets_touches_of_the_first(matrix: MatrixBuilder) -> 
 
 
 @pytest.mark.parametrize("changes", [{"on_repeat": "restart", "trigger": "t" * 120}, {"cancel_on": ["t" * 120]}])
-def test_touch_that_an_event_with_a_long_type_cancels_is_stored(matrix: MatrixBuilder, changes: dict[str, Any]) -> None:
+def test_touch_that_an_event_with_a_long_type_cancels_is_stored(matrix, changes):
     """The later, earlier event was refused with status 500, for good."""
     node, long_type, at = matrix.node(**changes), "t" * 120, now()
     record_events([new(long_type, occurred_at=at)])
@@ -75,7 +66,7 @@ def test_touch_that_an_event_with_a_long_type_cancels_is_stored(matrix: MatrixBu
     assert len(reason) == 64
 
 
-def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> None:
+def test_later_duplicate_plans_and_cancels_nothing(matrix):
     matrix.node(cancel_on=["order.paid"])
     paid = new("order.paid")
     record_events([paid])
@@ -88,7 +79,7 @@ def test_later_duplicate_plans_and_cancels_nothing(matrix: MatrixBuilder) -> Non
     assert states(first) == [("waiting", "")]
 
 
-def test_duplicate_receipt_omits_retried_touches(matrix: MatrixBuilder) -> None:
+def test_duplicate_receipt_omits_retried_touches(matrix):
     matrix.node()
     (first,) = record_events([new(id="e1")])
     (old,) = rows(first.task_ids)
@@ -100,10 +91,10 @@ def test_duplicate_receipt_omits_retried_touches(matrix: MatrixBuilder) -> None:
     assert again.task_ids == first.task_ids
 
 
-def test_concurrent_same_event_is_planned_once(matrix: MatrixBuilder, race: Race) -> None:
+def test_concurrent_same_event_is_planned_once(matrix, race):
     matrix.node()
 
-    receipts: list[Receipt] = race(32, lambda number: record_events([new(id="e1", user="ann")])[0])
+    receipts = race(32, lambda number: record_events([new(id="e1", user="ann")])[0])
 
     assert sum(not receipt.duplicate for receipt in receipts) == 1
     assert len({(receipt.id, receipt.task_ids) for receipt in receipts}) == 1
@@ -114,12 +105,12 @@ def test_concurrent_same_event_is_planned_once(matrix: MatrixBuilder, race: Race
 
 
 @pytest.mark.parametrize("step", ["insert_events", "update_customers"])
-def test_failed_batch_stores_nothing(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_failed_batch_stores_nothing(matrix, monkeypatch, step):
     """I1: the touches come in one transaction with their events."""
     matrix.node()
     whole = getattr(ingest._EventBatch, step)
 
-    def fail_after(batch: Any) -> None:
+    def fail_after(batch):
         whole(batch)
         raise RuntimeError(step)
 
@@ -130,7 +121,7 @@ def test_failed_batch_stores_nothing(matrix: MatrixBuilder, monkeypatch: pytest.
     assert not any(model.objects.exists() for model in (Event, Touch, Customer, EventType))
 
 
-def test_event_types_are_added_up_to_a_limit(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_types_are_added_up_to_a_limit(matrix, monkeypatch):
     """An event of a type that no node waits for is stored."""
     (receipt,) = record_events([new("coupon.used", data={"n": 1}, chat_id="c1")])
     event = Event.objects.get(pk=receipt.id)
@@ -146,7 +137,7 @@ def test_event_types_are_added_up_to_a_limit(matrix: MatrixBuilder, monkeypatch:
     record_events([new("coupon.used")])
 
 
-def test_event_without_time_uses_database_clock(matrix: MatrixBuilder) -> None:
+def test_event_without_time_uses_database_clock(matrix):
     matrix.node(delay=HOUR)
     with connection.cursor() as cursor:
         cursor.execute("SELECT statement_timestamp()")
@@ -160,7 +151,7 @@ def test_event_without_time_uses_database_clock(matrix: MatrixBuilder) -> None:
     assert touch.due_at == event.occurred_at + HOUR
 
 
-def test_touch_stores_event_node_and_expiry(matrix: MatrixBuilder) -> None:
+def test_touch_stores_event_node_and_expiry(matrix):
     """Its delay counts from the time of the event."""
     node = matrix.node(delay=HOUR, expires_after=DAY, priority=0)
     happened_at = now() - 10 * MINUTE
@@ -174,24 +165,20 @@ def test_touch_stores_event_node_and_expiry(matrix: MatrixBuilder) -> None:
 
 # --- wake-ups --------------------------------------------------------------------------------------------------------
 
-Publish = Callable[[Callable[[list[WakeUp]], None]], None]
-
 
 @pytest.fixture
-def publish(monkeypatch: pytest.MonkeyPatch) -> Publish:
+def publish(monkeypatch):
     """Let something else take the wake-ups than the thread that publishes them."""
     return lambda act: monkeypatch.setattr(ingest.background_publisher, "submit", act)
 
 
-def test_wakeup_is_published_after_the_commit(
-    matrix: MatrixBuilder, second_connection: Callable[[Callable[[], Any]], Any], publish: Publish
-) -> None:
+def test_wakeup_is_published_after_the_commit(matrix, second_connection, publish):
     """I1: the row is visible to all connections before any message about it."""
     matrix.node("soon", delay=timedelta(seconds=25))
     matrix.node("later", delay=timedelta(seconds=35))
-    announced: list[tuple[UUID, bool, str]] = []
+    announced = []
 
-    def publish_recorded(wakeups: Any) -> None:
+    def publish_recorded(wakeups):
         seen = second_connection(lambda: dict(Touch.objects.values_list("pk", "state")))
         announced.extend((wakeup.task_id, connection.in_atomic_block, seen[wakeup.task_id]) for wakeup in wakeups)
 
@@ -204,16 +191,14 @@ def test_wakeup_is_published_after_the_commit(
     assert by_node["soon"].lease_until == by_node["soon"].due_at + timedelta(seconds=10)
 
 
-def test_intake_dispatches_a_bounded_number_ahead(
-    matrix: MatrixBuilder, settings: Settings, monkeypatch: pytest.MonkeyPatch, publish: Publish
-) -> None:
+def test_intake_dispatches_a_bounded_number_ahead(matrix, settings, monkeypatch, publish):
     """A hundred thousand events with a delay of 20 s became as many messages in the memory of workers."""
     monkeypatch.setattr(ingest, "early_dispatch", EarlyDispatch())
     settings.AFTERTOUCH_DISPATCH_WINDOW = 5
     matrix.node("soon", delay=timedelta(seconds=25))
     matrix.node("high", delay=timedelta(seconds=25), priority=0)
     matrix.node("due", delay=timedelta(0))
-    published: list[WakeUp] = []
+    published = []
 
     publish(published.extend)
     receipts = record_and_publish([new() for _ in range(8)])
@@ -228,7 +213,7 @@ def test_intake_dispatches_a_bounded_number_ahead(
     assert len(touch_ledger.dispatch_due(horizon=settings.AFTERTOUCH_HORIZON)) == 6, "the pass dispatches the others"
 
 
-def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings) -> None:
+def test_early_dispatch_has_room_again_when_touches_fall_due(settings):
     settings.AFTERTOUCH_DISPATCH_WINDOW = 2
     early, at = EarlyDispatch(), datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -241,9 +226,9 @@ def test_early_dispatch_has_room_again_when_touches_fall_due(settings: Settings)
         assert [early.admit(1, later + timedelta(seconds=each), at=later) for each in (2, 3)] == [True, False]
 
 
-def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder, publish: Publish) -> None:
+def test_wakeup_is_not_published_without_a_commit(matrix, publish):
     matrix.node(delay=timedelta(0))
-    announced: list[Any] = []
+    announced = []
     publish(announced.append)
     with transaction.atomic():
         record_and_publish([new()])
@@ -252,10 +237,10 @@ def test_wakeup_is_not_published_without_a_commit(matrix: MatrixBuilder, publish
     assert announced == []
 
 
-def test_error_after_the_commit_looks_like_no_failed_commit(matrix: MatrixBuilder, publish: Publish) -> None:
+def test_error_after_the_commit_looks_like_no_failed_commit(matrix, publish):
     matrix.node(delay=timedelta(0))
 
-    def fail(wakeups: Any) -> None:
+    def fail(wakeups):
         raise RuntimeError("no thread can start")
 
     publish(fail)
@@ -264,13 +249,13 @@ def test_error_after_the_commit_looks_like_no_failed_commit(matrix: MatrixBuilde
     assert states(receipt) == [("waiting", "")]
 
 
-def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_is_published_by_a_background_thread(matrix, monkeypatch):
     """I1: a thread of its own hands the wake-ups to the broker, and a broker that fails costs only the wake-up."""
     matrix.node(delay=timedelta(0))
-    published_by: list[str] = []
+    published_by = []
     both = threading.Event()
 
-    def fail(wakeups: Any, nodes: Any) -> None:
+    def fail(wakeups, nodes):
         published_by.append(threading.current_thread().name)
         if len(published_by) == 2:
             both.set()
@@ -291,14 +276,14 @@ def test_wakeup_is_published_by_a_background_thread(matrix: MatrixBuilder, monke
 
 
 @pytest.fixture
-def download(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., Receipt]:
+def download(matrix, record_event):
     """A download whose touch a payment cancels."""
     matrix.node(cancel_on=["order.paid"])
     matrix.node("survey", trigger="material.downloaded")
     return lambda **changes: record_event(**changes)
 
 
-def guide(*receipts: Receipt) -> list[tuple[str, str]]:
+def guide(*receipts):
     touches = Touch.objects.filter(event_id__in=[each.id for each in receipts], node__key="guide")
     own = [states(Receipt(row.event_id, False, (row.pk,)))[0] for row in touches]
     return sorted(own)
@@ -307,7 +292,7 @@ def guide(*receipts: Receipt) -> list[tuple[str, str]]:
 CALLED_OFF = [("cancelled", "event:order.paid")]
 
 
-def test_cancel_event_cancels_waiting_touch(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
+def test_cancel_event_cancels_waiting_touch(download, record_event):
     first = download()
     others = download(user="bob")
 
@@ -319,7 +304,7 @@ def test_cancel_event_cancels_waiting_touch(download: Callable[..., Receipt], re
     assert survey.state in WAITING, "another node does not care"
 
 
-def test_events_cancel_by_their_times_in_any_order(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
+def test_events_cancel_by_their_times_in_any_order(download, record_event):
     receipt = download(occurred_at=now())
     record_event("order.paid", occurred_at=now() - HOUR)
     assert guide(receipt) == [("waiting", "")]
@@ -329,14 +314,14 @@ def test_events_cancel_by_their_times_in_any_order(download: Callable[..., Recei
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_cancel_order_within_a_batch_does_not_matter(matrix: MatrixBuilder, order: tuple[int, int]) -> None:
+def test_cancel_order_within_a_batch_does_not_matter(matrix, order):
     matrix.node(cancel_on=["order.paid"])
     moments = [new(occurred_at=now() - HOUR), new("order.paid", occurred_at=now() - MINUTE)]
     receipts = record_events([moments[place] for place in order])
     assert guide(*receipts) == CALLED_OFF
 
 
-def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], record_event: RecordEvent) -> None:
+def test_cancel_event_keeps_touch_being_sent(download, record_event):
     download(occurred_at=now() - DAY)
     Touch.objects.update(due_at=now() - HOUR)
     task_id = Touch.objects.get(node__key="guide").pk
@@ -346,7 +331,7 @@ def test_cancel_event_keeps_touch_being_sent(download: Callable[..., Receipt], r
     assert rows([task_id])[0].state == "running"
 
 
-def test_node_cancelled_by_own_trigger_keeps_latest(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_node_cancelled_by_own_trigger_keeps_latest(matrix, record_event):
     matrix.node(cancel_on=["material.downloaded"])
     first, second = record_event(), record_event()
     assert [state for state, _ in states(first, second)] == ["cancelled", "waiting"]
@@ -355,12 +340,12 @@ def test_node_cancelled_by_own_trigger_keeps_latest(matrix: MatrixBuilder, recor
 # --- on_repeat -------------------------------------------------------------------------------------------------------
 
 
-def record_all(batched: bool, *events: NewEvent) -> list[Receipt]:
+def record_all(batched, *events):
     return record_events(events) if batched else [record_events([each])[0] for each in events]
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_keep_returns_the_waiting_touch(matrix: MatrixBuilder, batched: bool) -> None:
+def test_on_repeat_keep_returns_the_waiting_touch(matrix, batched):
     matrix.node(on_repeat="keep")
     first, second, other = record_all(batched, new(), new(), new(user="bob"))
     assert second.task_ids == first.task_ids
@@ -370,7 +355,7 @@ def test_on_repeat_keep_returns_the_waiting_touch(matrix: MatrixBuilder, batched
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_after_cancel_plans_a_new_touch(matrix: MatrixBuilder, batched: bool) -> None:
+def test_on_repeat_after_cancel_plans_a_new_touch(matrix, batched):
     matrix.node(on_repeat="keep", cancel_on=["order.paid"])
     then = now() - HOUR
     first, _, third = record_all(
@@ -384,7 +369,7 @@ def test_on_repeat_after_cancel_plans_a_new_touch(matrix: MatrixBuilder, batched
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_on_repeat_restart_keeps_the_touch_of_the_latest_event(matrix: MatrixBuilder, batched: bool) -> None:
+def test_on_repeat_restart_keeps_the_touch_of_the_latest_event(matrix, batched):
     """An event that arrives late replaced the touch of a later one, so the message came too early."""
     matrix.node(on_repeat="restart", delay=HOUR)
     at = now()
@@ -395,7 +380,7 @@ def test_on_repeat_restart_keeps_the_touch_of_the_latest_event(matrix: MatrixBui
     assert states(first, late) == [("cancelled", "restarted:material.downloaded")] * 2
 
 
-def test_on_repeat_restart_of_a_batch_is_one_statement(matrix: MatrixBuilder) -> None:
+def test_on_repeat_restart_of_a_batch_is_one_statement(matrix):
     """Each planned touch was a statement of its own, under the locks of all customers of the batch."""
     matrix.node(on_repeat="restart", delay=HOUR)
     users = [f"u{number}" for number in range(9)]
@@ -409,7 +394,7 @@ def test_on_repeat_restart_of_a_batch_is_one_statement(matrix: MatrixBuilder) ->
 
 
 @pytest.mark.parametrize("how", ["keep", "restart"])
-def test_on_repeat_after_end_plans_a_new_touch(matrix: MatrixBuilder, record_event: RecordEvent, how: str) -> None:
+def test_on_repeat_after_end_plans_a_new_touch(matrix, record_event, how):
     matrix.node(on_repeat=how, guard_dedupe="ignore")
     first = record_event()
     deliver_when_due(*first.task_ids)
@@ -422,23 +407,21 @@ def test_on_repeat_after_end_plans_a_new_touch(matrix: MatrixBuilder, record_eve
 # --- customer attributes in an event ----------------------------------------------------------------------------------
 
 
-def test_conversation_time_never_goes_back(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_conversation_time_never_goes_back(matrix, record_event):
     latest = now() - MINUTE
     record_event("conversation.started", occurred_at=latest)
     record_event("conversation.started", occurred_at=latest - HOUR)
     assert Customer.objects.get().conversation_at == latest
 
 
-def test_complaint_of_an_opted_out_customer_shows_the_former_state(
-    matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_complaint_of_an_opted_out_customer_shows_the_former_state(matrix, record_event):
     """The history, which the customer may get as an export, showed that marketing had been allowed until then."""
     Customer.objects.create(user_id="ann", opted_out=True, opted_out_at=now())
     record_event("complaint.received")
     assert CustomerChange.objects.get().before == {"opted_out": True}
 
 
-def test_delay_uses_activity_before_the_event(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_delay_uses_activity_before_the_event(matrix, record_event):
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
     Customer.objects.create(user_id="ann", level="vip")
@@ -449,7 +432,7 @@ def test_delay_uses_activity_before_the_event(matrix: MatrixBuilder, record_even
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160)]
 
 
-def test_delay_in_batch_uses_earlier_events(matrix: MatrixBuilder) -> None:
+def test_delay_in_batch_uses_earlier_events(matrix):
     """An event that arrives late takes no activity back."""
     matrix.node(dynamic=True)
     DelayRule.objects.create(pk=1, by_level={"vip": 3600})
@@ -464,14 +447,14 @@ def test_delay_in_batch_uses_earlier_events(matrix: MatrixBuilder) -> None:
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
 
 
-def test_activity_grows_in_steps_of_a_minute(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_activity_grows_in_steps_of_a_minute(matrix, record_event):
     then = now() - HOUR
     for seconds, noted in [(0, 0), (30, 0), (61, 61), (-600, 61)]:
         record_event("x", occurred_at=then + timedelta(seconds=seconds))
         assert Customer.objects.get().last_active_at == then + timedelta(seconds=noted)
 
 
-def test_duplicate_event_is_no_activity(matrix: MatrixBuilder) -> None:
+def test_duplicate_event_is_no_activity(matrix):
     """An unknown customer is inserted with the activity of its events before a duplicate among them is found."""
     then = now() - HOUR
     record_events([new(id="e1"), new("x", id="e2")])
@@ -487,7 +470,7 @@ def test_duplicate_event_is_no_activity(matrix: MatrixBuilder) -> None:
     assert (found["carl"].last_active_at, found["carl"].conversation_at) == (then, then)
 
 
-def test_system_events_are_no_activity(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_system_events_are_no_activity(matrix, record_event):
     EventType.objects.create(key="parcel.lost", is_activity=False)
     for type in ("parcel.lost", "customer.inactive", "session.silent"):
         record_event(type)
@@ -499,7 +482,7 @@ def test_system_events_are_no_activity(matrix: MatrixBuilder, record_event: Reco
 
 
 @pytest.fixture
-def delivered_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> list[UUID]:
+def delivered_touches(matrix, record_event):
     """Two touches that Ann got, two hours and one hour ago, and one that she did not get."""
     matrix.node("first", trigger="a")
     matrix.node("second", trigger="b")
@@ -512,7 +495,7 @@ def delivered_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> list[
     return [first, second, third]
 
 
-def test_complaint_opts_out_of_marketing(delivered_touches: list[UUID], record_event: RecordEvent) -> None:
+def test_complaint_opts_out_of_marketing(delivered_touches, record_event):
     """The time is that of the first one."""
     record_event("complaint.received")
     ann = Customer.objects.get()
@@ -524,11 +507,9 @@ def test_complaint_opts_out_of_marketing(delivered_touches: list[UUID], record_e
     assert Customer.objects.get().opted_out_at == ann.opted_out_at
 
 
-def test_complaint_is_assigned_to_the_named_or_latest_touch(
-    delivered_touches: list[UUID], record_event: RecordEvent
-) -> None:
+def test_complaint_is_assigned_to_the_named_or_latest_touch(delivered_touches, record_event):
     first, second, third = delivered_touches
-    complaints: list[tuple[dict[str, Any], UUID | None]] = [
+    complaints = [
         ({"event_id": "c1"}, second),
         ({"event_id": "c1", "data": {"task_id": str(first)}}, second),  # a duplicate counts once
         ({"occurred_at": now() - 90 * MINUTE}, first),

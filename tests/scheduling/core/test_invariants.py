@@ -1,23 +1,17 @@
 """The invariants that no other file names: messages, time limits, purity, and no outside world in a transaction."""
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from django.db import connection
-from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling import dispatch
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import Shop, deliver, deliver_when_due, expire_lease, fall_due
+from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due
 from tests.scheduling.core.fake_channels import FakePresence
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
@@ -26,7 +20,7 @@ PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "err
 
 
 @each_row("module", PURE)
-def test_pure_module_does_not_read_the_clock(module: str) -> None:
+def test_pure_module_does_not_read_the_clock(module):
     """I10: `now` is a parameter."""
     tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
@@ -38,7 +32,7 @@ def test_pure_module_does_not_read_the_clock(module: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_broker_outage_loses_no_touch(shop: Shop, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_outage_loses_no_touch(shop, valkey, monkeypatch):
     """I1: a failed publish is only a lost wake-up; the row's lease brings it back."""
     import time
 
@@ -74,11 +68,11 @@ def test_broker_outage_loses_no_touch(shop: Shop, valkey: redis.Redis, monkeypat
 class CallRecorder:
     """Remembers, at each call of the outside world, whether the calling thread was inside a transaction."""
 
-    def __init__(self) -> None:
-        self.seen: dict[str, list[bool]] = {}
+    def __init__(self):
+        self.seen = {}
 
-    def record(self, name: str, function: Any) -> Any:
-        def recorded(*args: Any, **named: Any) -> Any:
+    def record(self, name, function):
+        def recorded(*args, **named):
             self.seen.setdefault(name, []).append(connection.in_atomic_block)
             return function(*args, **named)
 
@@ -86,9 +80,7 @@ class CallRecorder:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_outside_call_in_a_transaction(
-    shop: Shop, settings: Settings, valkey: redis.Redis, integrate: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_outside_call_in_a_transaction(shop, settings, valkey, integrate, monkeypatch):
     """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
     from scheduling.channels.base import channel_kinds
 

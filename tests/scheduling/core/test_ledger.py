@@ -1,39 +1,30 @@
 """The moves of a row, and that no two can make the same one."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from scheduling import dispatch, sql
 from scheduling.ledger.touches import AGE_UNKNOWN, touch_ledger
-from scheduling.ledger.transitions import Claim, Settlement, WakeUp
+from scheduling.ledger.transitions import Settlement
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import expire_lease, held_by_second_connection, sendings
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 
 LEASE, HORIZON = timedelta(seconds=45), timedelta(seconds=30)
-Waiting = Callable[..., list[UUID]]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Waiting:
+def waiting(matrix, record_event):
     """Touches of many customers, due `seconds` from now."""
     matrix.node(delay=timedelta(days=1))
 
-    def make(count: int, *, seconds: float = 0) -> list[UUID]:
+    def make(count, *, seconds=0):
         task_ids = [task_id for number in range(count) for task_id in record_event(user=f"user-{number}").task_ids]
         Touch.objects.filter(pk__in=task_ids).update(due_at=now() + timedelta(seconds=seconds))
         return task_ids
@@ -41,16 +32,16 @@ def waiting(matrix: MatrixBuilder, record_event: RecordEvent) -> Waiting:
     return make
 
 
-def claim_one(task_id: UUID) -> Claim:
+def claim_one(task_id):
     (claim,) = claim_touches([task_id])
     return claim
 
 
-def test_concurrent_dispatches_return_each_row_once(waiting: Waiting, race: Race) -> None:
+def test_concurrent_dispatches_return_each_row_once(waiting, race):
     task_ids = waiting(40)
 
-    def take(_: int) -> list[UUID]:
-        taken: list[UUID] = []
+    def take(_):
+        taken = []
         while wakeups := touch_ledger.dispatch_due(horizon=HORIZON, limit=7):
             taken += [wakeup.task_id for wakeup in wakeups]
         return taken
@@ -58,7 +49,7 @@ def test_concurrent_dispatches_return_each_row_once(waiting: Waiting, race: Race
     assert sorted(task_id for taken in race(8, take) for task_id in taken) == sorted(task_ids)
 
 
-def test_dispatch_skips_locked_row(waiting: Waiting) -> None:
+def test_dispatch_skips_locked_row(waiting):
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
@@ -67,7 +58,7 @@ def test_dispatch_skips_locked_row(waiting: Waiting) -> None:
     assert [wakeup.task_id for wakeup in touch_ledger.dispatch_due(horizon=HORIZON)] == [locked]
 
 
-def test_delivery_skips_locked_row(waiting: Waiting) -> None:
+def test_delivery_skips_locked_row(waiting):
     """It holds locks of customers, and who holds the touch may wait for one of these."""
     locked, free = waiting(2)
     lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
@@ -75,7 +66,7 @@ def test_delivery_skips_locked_row(waiting: Waiting) -> None:
         assert [row.task_id for row in touch_ledger.lock_due([locked, free])[0]] == [free]
 
 
-def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
+def test_stale_claim_settles_nothing(waiting):
     (task_id,) = waiting(1)
     stale = claim_one(task_id)
     expire_lease(task_id)
@@ -91,7 +82,7 @@ def test_stale_claim_settles_nothing(waiting: Waiting) -> None:
     assert Touch.objects.get().state == "delivered"
 
 
-def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Waiting) -> None:
+def test_early_claim_is_empty_and_owes_a_wakeup(waiting):
     """Also where it is due as the worker asks what was early: it came a few milliseconds too soon."""
     (task_id,) = waiting(1, seconds=20)
     touch_ledger.dispatch_due(horizon=HORIZON)
@@ -104,7 +95,7 @@ def test_early_claim_is_empty_and_owes_a_wakeup(waiting: Waiting) -> None:
         Touch.objects.update(due_at=Now())
 
 
-def test_lost_wakeup_returns_with_doubled_lease(waiting: Waiting) -> None:
+def test_lost_wakeup_returns_with_doubled_lease(waiting):
     (task_id,) = waiting(1)
     waits = []
     for _ in range(3):
@@ -119,7 +110,7 @@ def test_lost_wakeup_returns_with_doubled_lease(waiting: Waiting) -> None:
     assert waits == [10, 20, 40]
 
 
-def test_wakeup_behind_backlog_is_not_repeated(waiting: Waiting) -> None:
+def test_wakeup_behind_backlog_is_not_repeated(waiting):
     (task_id,) = waiting(1)
     touch_ledger.dispatch_due(horizon=HORIZON)
     expire_lease(task_id)
@@ -132,11 +123,11 @@ def test_wakeup_behind_backlog_is_not_repeated(waiting: Waiting) -> None:
     assert Touch.objects.get().state == "scheduled"
 
 
-def row_version(task_id: UUID) -> Any:
+def row_version(task_id):
     return sql.rows("SELECT xmin::text, ctid::text FROM scheduling_touch WHERE task_id = %(id)s", {"id": task_id})
 
 
-def pass_time_for_touch(seconds: int) -> None:
+def pass_time_for_touch(seconds):
     """Let time pass for the only touch, with its lease over by then."""
     move = timedelta(seconds=seconds)
     row = Touch.objects.get()
@@ -145,7 +136,7 @@ def pass_time_for_touch(seconds: int) -> None:
     Touch.objects.update(due_at=row.due_at - move, queued_at=queued_at, **lease)
 
 
-def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Waiting) -> None:
+def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting):
     """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
     waiting(1, seconds=25)
     touch_ledger.dispatch_due(horizon=HORIZON)
@@ -155,7 +146,7 @@ def test_wakeup_of_unknown_age_is_trusted_two_minutes(waiting: Waiting) -> None:
         assert Touch.objects.get().state == state
 
 
-def test_long_backlog_repeats_few_wakeups(waiting: Waiting) -> None:
+def test_long_backlog_repeats_few_wakeups(waiting):
     waiting(1)
     assert len(touch_ledger.dispatch_due(horizon=HORIZON)) == 1
     repeated = 0
@@ -166,7 +157,7 @@ def test_long_backlog_repeats_few_wakeups(waiting: Waiting) -> None:
     assert repeated == 4
 
 
-def test_mark_sending_marks_once_with_enough_lease(waiting: Waiting) -> None:
+def test_mark_sending_marks_once_with_enough_lease(waiting):
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
     assert touch_ledger.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
@@ -175,7 +166,7 @@ def test_mark_sending_marks_once_with_enough_lease(waiting: Waiting) -> None:
     assert Touch.objects.get().attempt == 1
 
 
-def test_resume_paused_spreads_due_times(waiting: Waiting) -> None:
+def test_resume_paused_spreads_due_times(waiting):
     """But not beyond the expiry of a touch, and later due times stay."""
     later, *task_ids = waiting(30)
     mortal = task_ids[:8]
@@ -200,7 +191,7 @@ def test_resume_paused_spreads_due_times(waiting: Waiting) -> None:
 # --- bounded dispatch -------------------------------------------------------------------------------------------------
 
 
-def test_dispatch_holds_back_due_touches_beyond_window(waiting: Waiting) -> None:
+def test_dispatch_holds_back_due_touches_beyond_window(waiting):
     task_ids = waiting(12)
     Touch.objects.filter(pk__in=task_ids[:3]).update(priority=0)
 
@@ -214,7 +205,7 @@ def test_dispatch_holds_back_due_touches_beyond_window(waiting: Waiting) -> None
     assert touch_ledger.seconds_until_due(timedelta(0)) is not None, "two are held back"
 
 
-def test_dispatch_takes_important_and_early_touches_first(waiting: Waiting) -> None:
+def test_dispatch_takes_important_and_early_touches_first(waiting):
     task_ids = waiting(6, seconds=-60)
     Touch.objects.filter(pk__in=task_ids[4:]).update(priority=0)
     Touch.objects.filter(pk=task_ids[3]).update(due_at=now() - timedelta(minutes=5))
@@ -224,7 +215,7 @@ def test_dispatch_takes_important_and_early_touches_first(waiting: Waiting) -> N
     assert order[2] == task_ids[3]
 
 
-def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Waiting) -> None:
+def test_dispatch_ahead_is_bounded_for_each_moment(waiting):
     """A worker holds what is dispatched ahead in its memory until it is due."""
     herd, later = waiting(10, seconds=20), waiting(3, seconds=22)
     Touch.objects.filter(pk__in=herd).update(due_at=now() + timedelta(seconds=20))
@@ -235,7 +226,7 @@ def test_dispatch_ahead_is_bounded_for_each_moment(waiting: Waiting) -> None:
         assert found >= set(later if expected else ())
 
 
-def test_old_wakeups_do_not_fill_the_window(waiting: Waiting) -> None:
+def test_old_wakeups_do_not_fill_the_window(waiting):
     """A flushed broker loses a whole window. The rest need not wait until its leases expire."""
     waiting(8)
     assert len(touch_ledger.dispatch_due(window=4)) == 4
@@ -244,7 +235,7 @@ def test_old_wakeups_do_not_fill_the_window(waiting: Waiting) -> None:
     assert len(touch_ledger.dispatch_due(window=4)) == 4
 
 
-def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Waiting) -> None:
+def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting):
     """A stream of new events would hold back retries and follow-ups of its priority."""
     fresh, older = waiting(4), waiting(2)
     Touch.objects.filter(pk__in=fresh).update(
@@ -253,17 +244,17 @@ def test_touches_dispatched_by_intake_do_not_fill_the_window(waiting: Waiting) -
     assert {wakeup.task_id for wakeup in touch_ledger.dispatch_due(window=2)} == set(older)
 
 
-def test_dispatch_pass_without_claims_ends(waiting: Waiting, settings: Settings) -> None:
+def test_dispatch_pass_without_claims_ends(waiting, settings):
     """On a worker for all queues, the pass occupies the process that would claim."""
     waiting(12)
     settings.AFTERTOUCH_DISPATCH_WINDOW = 3
     assert dispatch.dispatch_due_touches() == 3
 
 
-def test_concurrent_dispatches_share_the_window(waiting: Waiting, race: Race) -> None:
+def test_concurrent_dispatches_share_the_window(waiting, race):
     waiting(30)
 
-    def take(_: int) -> list[UUID]:
+    def take(_):
         return [wakeup.task_id for _ in range(4) for wakeup in touch_ledger.dispatch_due(window=10, limit=3)]
 
     found = [each for part in race(4, take) for each in part]
@@ -271,15 +262,13 @@ def test_concurrent_dispatches_share_the_window(waiting: Waiting, race: Race) ->
     assert len(found) >= 10
 
 
-def test_dispatch_pass_continues_while_workers_claim(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, settings: Settings
-) -> None:
+def test_dispatch_pass_continues_while_workers_claim(waiting, monkeypatch, settings):
     """The next pass starts seconds later. Only a window of touches would be delivered until then."""
     waiting(12)
     settings.AFTERTOUCH_DISPATCH_WINDOW = 3
-    published: list[UUID] = []
+    published = []
 
-    def claim(wakeups: list[WakeUp]) -> None:
+    def claim(wakeups):
         published.extend(wakeup.task_id for wakeup in wakeups)
         claim_touches([wakeup.task_id for wakeup in wakeups])
 

@@ -1,26 +1,20 @@
 """Links of texts: found, rewritten to signed redirects, and found again in the stored text."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from django.core.signing import BadSignature
-from pytest_django import Settings
 
 from scheduling.delivery.links import find_link, make_link_token, read_link_token, rewrite_links
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community
 from tests.scheduling.channels.http_receivers import MessageFactory
-from tests.scheduling.core.conftest import Shop, deliver_when_due
-from tests.scheduling.core.receivers import ScriptedReceiver
+from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.tables import each_row
 
 BASE = "https://go.example.com"
 
 
 @pytest.fixture(autouse=True)
-def _with_links(settings: Settings) -> None:
+def _with_links(settings):
     settings.AFTERTOUCH_LINK_BASE_URL = f"{BASE}/"
     settings.AFTERTOUCH_BASE_URL = "https://aftertouch.example"
 
@@ -39,7 +33,7 @@ def _with_links(settings: Settings) -> None:
         ("ftp://a.cn javascript://a.cn https:// a.cn", []),
     ],
 )
-def test_links_of_a_text_are_replaced_and_found_again(text: str, links: list[str]) -> None:
+def test_links_of_a_text_are_replaced_and_found_again(text, links):
     message = MessageFactory().message(body=text)
     changed = rewrite_links(message).body
     tokens = [f"{BASE}/l/{make_link_token(message.delivery_key, number)}" for number in range(len(links))]
@@ -50,11 +44,11 @@ def test_links_of_a_text_are_replaced_and_found_again(text: str, links: list[str
     assert [find_link(text, number) for number in range(len(links) + 1)] == [*links, ""]
 
 
-def test_link_of_html_leads_where_its_reader_expects() -> None:
+def test_link_of_html_leads_where_its_reader_expects():
     assert find_link('<a href="https://a.cn/x?y=1&amp;z=2&copy=3">guide</a>', 0) == "https://a.cn/x?y=1&z=2&copy=3"
 
 
-def test_own_links_stay_and_keep_the_numbers_of_others() -> None:
+def test_own_links_stay_and_keep_the_numbers_of_others():
     text = f"https://aftertouch.example/u/token {BASE}/l/abc https://a.cn/x"
     message = MessageFactory().message(body=text)
     token = make_link_token(message.delivery_key, 2)
@@ -62,12 +56,12 @@ def test_own_links_stay_and_keep_the_numbers_of_others() -> None:
     assert find_link(text, 2) == "https://a.cn/x"
 
 
-def test_text_with_10_000_links_keeps_the_further_ones() -> None:
+def test_text_with_10_000_links_keeps_the_further_ones():
     text = " ".join(["https://a.cn/x"] * 10_000)
     assert rewrite_links(MessageFactory().message(body=text)).body.count("https://a.cn/x") == 9_800
 
 
-def test_token_of_another_key_or_changed_token_is_refused(settings: Settings) -> None:
+def test_token_of_another_key_or_changed_token_is_refused(settings):
     key = new_id()
     token = make_link_token(key, 7)
     assert read_link_token(token) == (key, 7)
@@ -85,14 +79,12 @@ def test_token_of_another_key_or_changed_token_is_refused(settings: Settings) ->
         read_link_token(token)
 
 
-def _body(call: Any) -> str:
+def _body(call):
     return str(call.json["data"]["body"])
 
 
 @pytest.mark.django_db(transaction=True)
-def test_sent_text_has_redirects_and_the_stored_one_has_the_links(
-    shop: Shop, hook: ChannelConfig, receiver: ScriptedReceiver
-) -> None:
+def test_sent_text_has_redirects_and_the_stored_one_has_the_links(shop, hook, receiver):
     shop.node(channel=hook, template=shop.template("guide", body="看 {{ event.data.url }}"))
     row = deliver_when_due(*shop.record_event(data={"url": "https://a.cn/x"}).task_ids)[0]
     assert _body(receiver.calls[0]) == f"看 {BASE}/l/{make_link_token(row.root_id, 0)}"
@@ -101,9 +93,7 @@ def test_sent_text_has_redirects_and_the_stored_one_has_the_links(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("why", ["template", "setting", "robot"])
-def test_links_stay_where_the_feature_is_off(
-    shop: Shop, hook: ChannelConfig, receiver: ScriptedReceiver, settings: Settings, why: str
-) -> None:
+def test_links_stay_where_the_feature_is_off(shop, hook, receiver, settings, why):
     channel = hook
     if why == "setting":
         settings.AFTERTOUCH_LINK_BASE_URL = ""

@@ -1,15 +1,11 @@
 """Customers by id, then communities, then touches: every writer keeps this order, so none deadlocks."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -27,10 +23,9 @@ from scheduling.models.touch import WAITING
 from scheduling.operations import bulk_actions, commands
 from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import own_events
-from scheduling.planning.ingest import NewEvent, Receipt, record_events
+from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.planning.rescheduling import move_waiting
 from tests.scheduling.core.conftest import LATER, fall_due
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import act_and_close, act_behind_locks, await_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
@@ -42,18 +37,18 @@ BATCHES = 12
 SEED = 20_260_303
 
 
-def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_writers_never_deadlock_or_lose_touches(matrix, monkeypatch):
     """I6, I9: events, deliveries, cancellations of one and of many, complaints, edits of customers, rescues, scans."""
     matrix.node("guide", trigger="download", cancel_on=["order.paid"], guard_dedupe="ignore", priority=1)
     matrix.node("offer", trigger="download", on_repeat="restart", guard_dedupe="ignore", priority=2)
     matrix.node("ask", trigger="download", on_repeat="keep", over_cap="defer", priority=0)
     matrix.node("nudge", trigger="silent", guard_cap="count_only")
     HarassmentRule.objects.create(kind="cap", scope="community", limit=20, window=timedelta(hours=1))
-    errors: list[BaseException] = []
-    receipts: list[Receipt] = []
+    errors = []
+    receipts = []
     done = threading.Event()
 
-    def store_events(dice: random.Random) -> None:
+    def store_events(dice):
         events = [
             NewEvent(
                 source="shop", event_id=str(new_id()), type=dice.choice(TYPES), user_id=dice.choice(USERS),
@@ -63,26 +58,26 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
         ]  # fmt: skip
         receipts.extend(record_events(events))
 
-    def store_single_events(dice: random.Random) -> None:
+    def store_single_events(dice):
         waiting = list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)[:200])
         pipeline.deliver_touches(dice.sample(waiting, min(len(waiting), 30)))
 
-    def interfere(dice: random.Random) -> None:
+    def interfere(dice):
         commands.update_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
         for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
             commands.cancel_one_touch(task_id, actor="ann")
 
-    def cancel_in_bulk(_: random.Random) -> None:
+    def cancel_in_bulk(_):
         """Of one community, so that the others have something to deliver."""
         rows = Touch.objects.filter(chat_id=CHATS[1])
         bulk_actions.run_batch(bulk_actions.start_bulk_action("cancel", rows, Actor("bob")).pk, LATER)
 
-    def move_waiting_touches(dice: random.Random) -> None:
+    def move_waiting_touches(dice):
         dispatch.dispatch_due_touches()
         dispatch.rescue_lost_work()
         own_events.scan_inactive_customers()
 
-    def act(number: int, work: Callable[[random.Random], None], rounds: int | None) -> None:
+    def act(number, work, rounds):
         dice = random.Random(SEED + number)
         try:
             while rounds is None or rounds > 0:
@@ -125,7 +120,7 @@ def test_random_writers_never_deadlock_or_lose_touches(matrix: MatrixBuilder, mo
         assert capped.count() <= 3, f"{customer} was told more than three times (seed {SEED})"
 
 
-def _drain() -> None:
+def _drain():
     """What is held is woken until nothing is held by what has not ended."""
     ends_at = time.monotonic() + 180
     Touch.objects.filter(node__key="ask").exclude(state__in=("delivered", "suppressed", "cancelled")).update(
@@ -137,7 +132,7 @@ def _drain() -> None:
         pipeline.deliver_touches(waiting)
 
 
-def test_delivery_waits_for_intake_and_sees_its_result(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_delivery_waits_for_intake_and_sees_its_result(matrix, record_event):
     """I6: the guard reads history and customer after the lock, so it sees a conversation that started before."""
     matrix.node()
     (task_id,) = record_event(occurred_at=now() - timedelta(hours=1)).task_ids
@@ -148,17 +143,17 @@ def test_delivery_waits_for_intake_and_sees_its_result(matrix: MatrixBuilder, re
     assert (row.state, row.reason) == ("suppressed", "conversation")
 
 
-def test_delivery_locks_community_that_erasure_deletes(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_delivery_locks_community_that_erasure_deletes(matrix, record_event):
     """The row of a chat without a name exists for its lock. A delivery that waits for it needs another row then."""
     matrix.node()
     ended = record_event(user="ann", chat_id="c1")
     (waiting,) = record_event(user="bob", chat_id="c1").task_ids
     locks.lock_communities([waiting])
 
-    def delete() -> None:
+    def delete():
         assert locks.delete_personal_chats([ended.id]) == 1
 
-    def lock_again() -> bool:
+    def lock_again():
         with transaction.atomic():
             locks.lock_communities([waiting])
             return Community.objects.filter(chat_id="c1").exists()
@@ -166,7 +161,7 @@ def test_delivery_locks_community_that_erasure_deletes(matrix: MatrixBuilder, re
     assert act_behind_locks(delete, lock_again) == [True]
 
 
-def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_move_waiting_and_event_cancel_do_not_deadlock(matrix, record_event):
     """A batch of events calls touches off kind by kind; a move in between held one of them and wanted another."""
     matrix.node(delay=timedelta(hours=1))
     first, second = sorted(record_event().task_ids[0] for _ in range(2))
@@ -178,7 +173,7 @@ def test_move_waiting_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, re
     assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
 
 
-def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix, record_event):
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(record_event().task_ids[0] for _ in range(3))
@@ -194,7 +189,7 @@ def test_bulk_cancel_and_event_cancel_do_not_deadlock(matrix: MatrixBuilder, rec
     assert (row.state, row.done, row.skipped) == ("done", 1, 2)
 
 
-def _cancel_by_events_during(first: UUID, then: UUID, act: Callable[[], object]) -> None:
+def _cancel_by_events_during(first, then, act):
     """Do it while a batch of events holds the customer: when `act` waits it has called the one off, and goes on to the
     other."""
     with ThreadPoolExecutor(1) as pool:

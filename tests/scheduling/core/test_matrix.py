@@ -1,11 +1,9 @@
 """How long a touch waits, and which touches an event plans: the article's figures."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from scheduling.policy.matrix import delay_for, plan_touches
-from scheduling.policy.specs import DelayRulesSpec, NodeSpec
+from scheduling.policy.specs import DelayRulesSpec
 from tests.scheduling.core.sample_data import ARTICLE, DAY, HOUR, NOON, ann, event, node
 from tests.support.tables import each_row
 
@@ -24,16 +22,14 @@ OWN = node(dynamic=True, delay_rules=DelayRulesSpec({"vip": timedelta(seconds=10
         (FIXED, "vip", HOUR, 7 * 86400),
     ],
 )  # fmt: skip
-def test_delay_depends_on_the_node_and_on_level_and_activity(
-    subject: NodeSpec, level: str, idle: timedelta | None, seconds: int
-) -> None:
+def test_delay_depends_on_the_node_and_on_level_and_activity(subject, level, idle, seconds):
     customer = ann(level=level, last_active_at=None if idle is None else NOON - idle)
     assert delay_for(subject, customer, ARTICLE, occurred_at=NOON) == timedelta(seconds=seconds)
     scaled = delay_for(subject, customer, ARTICLE, occurred_at=NOON, time_scale=10)
     assert scaled == timedelta(seconds=seconds / 10)
 
 
-def test_event_plans_touch_per_enabled_triggered_node() -> None:
+def test_event_plans_touch_per_enabled_triggered_node():
     nodes = [
         node("first", delay=HOUR, expires_after=DAY),
         node("second", delay=2 * HOUR),

@@ -1,9 +1,5 @@
 """Conditions of nodes: rows, groups, kinds of values, and what is refused."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,11 +32,11 @@ FACTS = Facts(
 )
 
 
-def compile_row(field: str, op: str, value: Any = None) -> ConditionRow:
+def compile_row(field, op, value=None):
     return ConditionRow(field, op, value, compile_reader(field))
 
 
-def holds(field: str, op: str, value: Any = None, facts: Facts = FACTS) -> bool:
+def holds(field, op, value=None, facts=FACTS):
     return compile_row(field, op, value).holds(facts)
 
 
@@ -72,11 +68,11 @@ def holds(field: str, op: str, value: Any = None, facts: Facts = FACTS) -> bool:
         ("customer.events.refund.paid.count", "eq", 0, True),
     ],
 )
-def test_row_of_each_kind_compares_by_value(field: str, op: str, value: Any, expected: bool) -> None:
+def test_row_of_each_kind_compares_by_value(field, op, value, expected):
     assert holds(field, op, value) is expected
 
 
-def test_group_any_inside_all_holds_with_one_of_its_rows() -> None:
+def test_group_any_inside_all_holds_with_one_of_its_rows():
     condition = compile_condition({
         "all": [
             {"field": "event.data.total", "op": "gte", "value": 500},
@@ -95,7 +91,7 @@ def test_group_any_inside_all_holds_with_one_of_its_rows() -> None:
     assert str(condition.failing(FACTS._replace(data={}))) == "event.data.total gte 500"
 
 
-def test_observed_value_of_a_personal_text_is_not_shown() -> None:
+def test_observed_value_of_a_personal_text_is_not_shown():
     assert compile_row("event.data.day", "eq", "x").show_observed(FACTS) == "other"
     assert compile_row("customer.attributes.city", "eq", "x").show_observed(FACTS) == "other"
     assert compile_row("event.data.total", "eq", "x").show_observed(FACTS) == "520"
@@ -120,7 +116,7 @@ def test_observed_value_of_a_personal_text_is_not_shown() -> None:
         ({"any": [{"field": "event.data.x", "op": "exists"}] * (MOST_ROWS + 1)}, "when"),
     ],
 )
-def test_wrong_condition_names_each_wrong_place(given: Any, path: str) -> None:
+def test_wrong_condition_names_each_wrong_place(given, path):
     found = ErrorCollector()
     check_condition(given, found, "when")
     assert [each.field for each in found.errors] == [path]
@@ -138,9 +134,9 @@ values = st.booleans() | st.integers() | st.text(min_size=1, max_size=8)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> dict[str, Any]:
+def rows(draw):
     op = draw(st.sampled_from(OPERATORS))
-    row: dict[str, Any] = {"field": draw(fields), "op": op}
+    row = {"field": draw(fields), "op": op}
     if op in WITH_LIST:
         row["value"] = draw(st.lists(values, min_size=1, max_size=4))
     elif op in COMPARING:
@@ -163,18 +159,17 @@ any_facts = st.builds(
 
 @settings(max_examples=50)
 @given(conditions, any_facts)
-def test_accepted_condition_judges_any_event_by_its_rows(given_one: dict[str, Any], facts: Facts) -> None:
+def test_accepted_condition_judges_any_event_by_its_rows(given_one, facts):
     found = ErrorCollector()
     check_condition(given_one, found, "when")
     assert found.errors == []
     condition = compile_condition(given_one)
     assert condition is not None
 
-    def expected(parts: Any) -> bool:
+    def expected(parts):
         ((join, listed),) = parts.items()
         held = [
-            compile_condition({"all": [each]}).holds(facts) if "field" in each else expected(each)  # type: ignore[union-attr]
-            for each in listed
+            compile_condition({"all": [each]}).holds(facts) if "field" in each else expected(each) for each in listed
         ]
         return all(held) if join == "all" else any(held)
 
@@ -187,7 +182,7 @@ def test_accepted_condition_judges_any_event_by_its_rows(given_one: dict[str, An
 
 
 @given(anything)
-def test_any_input_is_accepted_or_refused_with_a_place(given_one: Any) -> None:
+def test_any_input_is_accepted_or_refused_with_a_place(given_one):
     found = ErrorCollector()
     check_condition(given_one, found, "when")
     assert found.errors or compile_condition(given_one)
@@ -196,10 +191,10 @@ def test_any_input_is_accepted_or_refused_with_a_place(given_one: Any) -> None:
 
 @settings(max_examples=50)
 @given(st.sampled_from(["eq", "in", "contains", "gte", "gt"]), any_facts)
-def test_negative_operator_is_the_opposite_of_the_positive_one(op: str, facts: Facts) -> None:
+def test_negative_operator_is_the_opposite_of_the_positive_one(op, facts):
     opposite = {
         "eq": "ne", "in": "not_in", "contains": "not_contains", "gte": "lt", "gt": "lte",
     }[op]  # fmt: skip
-    value: Any = ("1", 2) if op == "in" else 1
+    value = ("1", 2) if op == "in" else 1
     pair = holds("event.data.a", op, value, facts), holds("event.data.a", opposite, value, facts)
     assert pair[0] is not pair[1] or (op in ("gte", "gt") and pair == (False, False))

@@ -1,12 +1,8 @@
 """Ended touches lie in the partition of their end. A pass creates partitions ahead and drops expired ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
-from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -16,15 +12,14 @@ from scheduling import sql
 from scheduling.ledger import ends, partitions
 from scheduling.ledger.partitions import ENDED, REST, Partition
 from scheduling.ledger.touches import touch_ledger
-from scheduling.ledger.transitions import Claim, Settlement
+from scheduling.ledger.transitions import Settlement
 from scheduling.models import Complaint, EndMark, FailedTask, Touch
 from scheduling.models.touch import MOST_VERDICTS
 from scheduling.operations import retention
 from scheduling.policy.guards import HOLD, SEND, GuardVerdict
 from tests.scheduling.core.conftest import deliver, fall_due
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, act_behind_locks
+from tests.support.second_connection import act_behind_locks
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -34,7 +29,7 @@ rolled_back = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
 
 
-def find_part(task_id: UUID) -> str:
+def find_part(task_id):
     """Return the table that stores a touch."""
     ((table,),) = sql.rows(
         "SELECT tableoid::regclass::text FROM scheduling_touch WHERE task_id = %(id)s", {"id": task_id}
@@ -42,18 +37,18 @@ def find_part(task_id: UUID) -> str:
     return str(table)
 
 
-def drop_partitions() -> None:
+def drop_partitions():
     """As after weeks without a pass."""
     for each in partitions.list_partitions():
         sql.execute(f"DROP TABLE {each.name}", {})
 
 
 @pytest.fixture
-def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., list[UUID]]:
+def delivered(matrix, record_event):
     """Delivered touches of many customers."""
     matrix.node()
 
-    def deliver(count: int, at: datetime | None = None) -> list[UUID]:
+    def deliver(count, at=None):
         ids = [record_event(user=f"user-{number}").task_ids[0] for number in range(count)]
         fall_due(*ids)
         touch_ledger.settle({claim: Settlement("delivered") for claim in claim_touches(ids)})
@@ -68,7 +63,7 @@ def delivered(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[...,
 
 
 @pytest.fixture
-def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
+def claim(matrix, record_event):
     """A touch that a worker holds."""
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -80,7 +75,7 @@ def claim(matrix: MatrixBuilder, record_event: RecordEvent) -> Claim:
 
 @rolled_back
 @each_row("state", ["delivered", "suppressed", "cancelled", "failed", "unknown"])
-def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state: str, claim: Claim) -> None:
+def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state, claim):
     before = Touch.objects.values().get()
 
     touch_ledger.settle({claim: Settlement(state, "why")})
@@ -93,7 +88,7 @@ def test_touch_moves_to_the_partition_of_its_end_with_all_columns(state: str, cl
 
 
 @committed
-def test_cancel_that_waits_for_settled_touch_finds_none(claim: Claim) -> None:
+def test_cancel_that_waits_for_settled_touch_finds_none(claim):
     """An UPDATE across partitions would fail here: the row was moved to another partition."""
     (cancelled,) = act_behind_locks(
         lambda: touch_ledger.settle({claim: Settlement("delivered")}),
@@ -104,7 +99,7 @@ def test_cancel_that_waits_for_settled_touch_finds_none(claim: Claim) -> None:
 
 
 @committed
-def test_racing_settlements_end_touch_once(claim: Claim, race: Race) -> None:
+def test_racing_settlements_end_touch_once(claim, race):
     settled = race(8, lambda number: touch_ledger.settle({claim: Settlement("delivered", str(number))}))
 
     assert sorted(map(len, settled)) == [0] * 7 + [1]
@@ -115,7 +110,7 @@ def test_racing_settlements_end_touch_once(claim: Claim, race: Race) -> None:
 
 
 @rolled_back
-def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_touch_keeps_first_and_latest_verdicts(matrix, record_event):
     matrix.node()
     (task_id,) = record_event().task_ids
     verdicts = [GuardVerdict(SEND), *(GuardVerdict(HOLD, "cap", observed=str(number)) for number in range(55))]
@@ -135,7 +130,7 @@ def test_touch_keeps_first_and_latest_verdicts(matrix: MatrixBuilder, record_eve
 
 
 @rolled_back
-def test_create_partitions_covers_two_spans_ahead() -> None:
+def test_create_partitions_covers_two_spans_ahead():
     drop_partitions()
 
     assert partitions.create_partitions() == 3
@@ -148,7 +143,7 @@ def test_create_partitions_covers_two_spans_ahead() -> None:
 
 
 @rolled_back
-def test_touch_without_partition_moves_there_later(delivered: Callable[..., list[UUID]]) -> None:
+def test_touch_without_partition_moves_there_later(delivered):
     drop_partitions()
     (task_id,) = delivered(1)
     assert find_part(task_id) == REST
@@ -159,7 +154,7 @@ def test_touch_without_partition_moves_there_later(delivered: Callable[..., list
 
 
 @committed
-def test_racing_passes_create_each_partition_once(race: Race) -> None:
+def test_racing_passes_create_each_partition_once(race):
     before = partitions.list_partitions()
     sql.execute(f"DROP TABLE {before[-1].name}", {})
 
@@ -168,9 +163,7 @@ def test_racing_passes_create_each_partition_once(race: Race) -> None:
 
 
 @rolled_back
-def test_create_partitions_leaves_many_rows_in_rest(
-    delivered: Callable[..., list[UUID]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_create_partitions_leaves_many_rows_in_rest(delivered, monkeypatch):
     """All of them moved in one transaction, and workers settled nothing for minutes."""
     monkeypatch.setattr(partitions, "MOST_MOVED", 2)
     drop_partitions()
@@ -188,9 +181,7 @@ def test_create_partitions_leaves_many_rows_in_rest(
 
 
 @rolled_back
-def test_drop_expired_partition_keeps_what_is_needed(
-    delivered: Callable[..., list[UUID]], record_event: RecordEvent
-) -> None:
+def test_drop_expired_partition_keeps_what_is_needed(delivered, record_event):
     partitions._create_partition(OLD)
     gone, failed, repeated = delivered(3, OLD.since + timedelta(days=1))
     FailedTask.objects.create(task_id=failed, origin="touch", failure="failed", payload={}, attempts=[])
@@ -212,9 +203,7 @@ def test_drop_expired_partition_keeps_what_is_needed(
 
 
 @rolled_back
-def test_partition_stays_while_too_many_rows_are_needed_or_a_reader_has_not_read_it(
-    delivered: Callable[..., list[UUID]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partition_stays_while_too_many_rows_are_needed_or_a_reader_has_not_read_it(delivered, monkeypatch):
     partitions._create_partition(OLD)
     (task_id,) = delivered(1, OLD.since + timedelta(days=1))
     failed = FailedTask.objects.create(task_id=task_id, origin="touch", failure="failed", payload={}, attempts=[])
@@ -233,9 +222,7 @@ def test_partition_stays_while_too_many_rows_are_needed_or_a_reader_has_not_read
 
 @committed
 @pytest.mark.parametrize("step", ["drop", "create"])
-def test_ends_during_a_rotation_are_not_lost(
-    step: str, delivered: Callable[..., list[UUID]], record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ends_during_a_rotation_are_not_lost(step, delivered, record_event, monkeypatch):
     """The pass waits for a table, and workers that settle touches wait behind it."""
     monkeypatch.setattr(partitions, "LOCK_WAIT", WAIT_LIMIT)
     with transaction.atomic():

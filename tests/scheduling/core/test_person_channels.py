@@ -1,9 +1,6 @@
 """Channels to one person on the real path: event, touch, customer's address, quota, ledger."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
@@ -11,8 +8,6 @@ from django.utils.timezone import now
 from scheduling.models import ChannelConfig, Customer, DisabledTarget
 from scheduling.monitoring.receivers import list_receivers
 from tests.scheduling.core.conftest import deliver_when_due, rows
-from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("forgotten_tokens")]
 
@@ -21,7 +16,7 @@ DONE, EXPIRED, GONE = {"errcode": 0}, {"errcode": 42001}, {"errcode": 40003}
 
 
 @pytest.fixture
-def texts(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> Any:
+def texts(matrix, receiver):
     """A described channel whose token and messages go to the receiver."""
     base = receiver.url.removesuffix("/hook")
     config = {
@@ -42,13 +37,11 @@ def texts(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> Any:
     return channel
 
 
-def sent_to(receiver: ScriptedReceiver) -> list[str]:
+def sent_to(receiver):
     return [call.json["to"] for call in receiver.calls if call.path == "/send"]
 
 
-def test_person_channel_delivers_to_each_address_with_one_token(
-    texts: Any, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
+def test_person_channel_delivers_to_each_address_with_one_token(texts, receiver, record_event):
     receiver.script = [TOKEN, DONE, DONE, DONE]
     waiting = [record_event(user=f"user-{number}").task_ids[0] for number in range(3)]
     nowhere = record_event(user="without-address").task_ids[0]
@@ -60,9 +53,7 @@ def test_person_channel_delivers_to_each_address_with_one_token(
     assert [call.path for call in receiver.calls].count("/token") == 1
 
 
-def test_person_channel_invalid_address_is_disabled_until_it_changes(
-    texts: Any, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
+def test_person_channel_invalid_address_is_disabled_until_it_changes(texts, receiver, record_event):
     receiver.script = [TOKEN, GONE]
     (first,) = deliver_when_due(record_event(user="user-0").task_ids[0])
     (second,) = deliver_when_due(record_event(user="user-0", type="material.downloaded").task_ids[0])
@@ -73,9 +64,7 @@ def test_person_channel_invalid_address_is_disabled_until_it_changes(
     assert len(sent_to(receiver)) == 1
 
 
-def test_person_channel_quota_counts_each_address(
-    texts: Any, receiver: ScriptedReceiver, record_event: RecordEvent, matrix: MatrixBuilder
-) -> None:
+def test_person_channel_quota_counts_each_address(texts, receiver, record_event, matrix):
     matrix.node("second", channel=texts)
     receiver.script = [TOKEN, DONE, DONE, DONE]
     waiting = [*record_event(user="user-0").task_ids, *record_event(user="user-1").task_ids]
@@ -92,9 +81,7 @@ def test_person_channel_quota_counts_each_address(
     assert all(row.due_at > began + timedelta(seconds=30) for row in later)
 
 
-def test_customer_service_message_of_the_customer_opens_a_new_allowance(
-    matrix: Any, receiver: ScriptedReceiver, record_event: Any
-) -> None:
+def test_customer_service_message_of_the_customer_opens_a_new_allowance(matrix, receiver, record_event):
     config = {
         "corp_id": "ww1", "open_kfid": "wk1", "secret": "a-long-vendor-secret", "quotas": ["1/48h"],
         "url": receiver.url.removesuffix("/hook"),

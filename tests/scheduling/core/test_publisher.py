@@ -1,9 +1,6 @@
 """Wake-up messages: which touches share one, and when it arrives."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,11 +11,11 @@ from scheduling.ids import new_id
 from scheduling.ledger.transitions import WakeUp
 
 
-def wakeup(due_at: datetime) -> WakeUp:
+def wakeup(due_at):
     return WakeUp(new_id(), due_at, 1, 1)
 
 
-def test_message_arrives_when_its_last_touch_falls_due() -> None:
+def test_message_arrives_when_its_last_touch_falls_due():
     """Neither earlier, which would claim nothing, nor at the end of the span."""
     begin = datetime.fromtimestamp(round(datetime.now(UTC).timestamp()) + 20, UTC)
     together = [wakeup(begin + timedelta(milliseconds=each)) for each in (2, 3, 6)]
@@ -29,11 +26,11 @@ def test_message_arrives_when_its_last_touch_falls_due() -> None:
     assert (second, others) == (later.due_at + ETA_MARGIN, [str(later.task_id)])
 
 
-def test_many_touches_wait_less_for_others_than_few() -> None:
+def test_many_touches_wait_less_for_others_than_few():
     """At 116 a second a message per 10 ms carried one touch, and cost as much as ten."""
     begin = datetime.now(UTC) + timedelta(seconds=20)
 
-    def share(count: int, gap: timedelta) -> list[int]:
+    def share(count, gap):
         wakeups = [wakeup(begin + number * gap) for number in range(count)]
         return [len(ids) for _, _, ids in build_wakeup_messages(wakeups, {})]
 
@@ -42,16 +39,16 @@ def test_many_touches_wait_less_for_others_than_few() -> None:
     assert max(share(100, DUE_SPAN / 2)) == FEW
 
 
-def test_due_touch_waits_for_no_later_one() -> None:
+def test_due_touch_waits_for_no_later_one():
     now = datetime.now(UTC)
     (_, first, _), (_, second, _) = build_wakeup_messages([wakeup(now), wakeup(now + LONGEST_SPAN)], {})
     assert (first, second) == (None, now + LONGEST_SPAN + ETA_MARGIN)
 
 
 @pytest.mark.django_db
-def test_wakeup_of_a_node_that_the_snapshot_lacks_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_of_a_node_that_the_snapshot_lacks_is_published(monkeypatch):
     """An error here left all touches of the pass without a message until the rescue."""
-    messages: list[Any] = []
+    messages = []
     monkeypatch.setattr(
         dispatch, "publish_touches", lambda wakeups, nodes: messages.extend(build_wakeup_messages(wakeups, nodes))
     )

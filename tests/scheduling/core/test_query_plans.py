@@ -6,15 +6,10 @@ every row because the table looks empty: for each of 1,000 ids that takes minute
 each: for 500 of them that takes 100 ms.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -38,7 +33,6 @@ from scheduling.planning import cancellation
 from scheduling.policy.guards import GuardVerdict
 from sessions.detection import silence_events
 from tests.rpa_tasks.core.conftest import Market
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.second_connection import act_on_second_connection
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
@@ -55,17 +49,17 @@ OLDER = dict.fromkeys(["occurred_at", "received_at"], "now() - n * interval '1 s
 class Ids:
     """Of one batch: rows that wait, and claims of rows that run."""
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table):
         self.waiting = _column(f"SELECT task_id FROM {table} WHERE state = 'queued' LIMIT 500")
         self.claims = [Claim(task_id, 1) for task_id in _column(f"SELECT task_id FROM {table} WHERE state = 'running'")]
         self.ended = dict.fromkeys(self.claims, Settlement("suppressed", "cap"))
 
 
-def _column(statement: str) -> list[Any]:
+def _column(statement):
     return [row[0] for row in sql.rows(statement, {})]
 
 
-def passes_over_touches() -> dict[str, tuple[Callable[[], Any], set[str]]]:
+def passes_over_touches():
     """Statements that look for touches, with the index that finds them."""
     return {
         "dispatch_due": (lambda: touch_ledger.dispatch_due(horizon=LEASE), {"touch_due", "touch_leased", KEY}),
@@ -78,7 +72,7 @@ def passes_over_touches() -> dict[str, tuple[Callable[[], Any], set[str]]]:
     }  # fmt: skip
 
 
-def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
+def of_touches(ids):
     customers = _column("SELECT id FROM scheduling_customer ORDER BY id LIMIT 500")
     (node,) = snapshot.current().nodes.values()
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
@@ -87,7 +81,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     since = now() - timedelta(hours=72)
     important = {"customers": customers, "lowest": 2, "hold": timedelta(minutes=1), "nodes": [node.id]}
 
-    def read(statement: str, **parameters: Any) -> Callable[[], Any]:
+    def read(statement, **parameters):
         return lambda: sql.rows(statement, parameters)
 
     by_key = {
@@ -113,7 +107,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
 
 
 @pytest.mark.parametrize("analyzed", [0, 60])
-def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int) -> None:
+def test_touch_statements_use_their_indexes(matrix, record_event, analyzed):
     """Also after an ANALYZE of a few rows of one customer, whose statistics outlive those rows."""
     matrix.node()
     (task_id,) = record_event().task_ids
@@ -139,7 +133,7 @@ def test_touch_statements_use_their_indexes(matrix: MatrixBuilder, record_event:
                 break  # no second connection can analyze a table that this transaction analyzed
 
 
-def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_statements_of_passes_and_metrics_bound_their_index(matrix, record_event):
     """The index `touch_due` starts with the priority. Without it each of them reads all touches that wait.
 
     Counts of a span of time read no older rows.
@@ -150,7 +144,7 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
     silent = {"nodes": [node.pk], "limit": 1000}
     since, until = now() - timedelta(hours=1), now()
     received = {"first": first_id_at(since), "next": first_id_at(until), "since": since}
-    due: dict[str, Callable[[], Any]] = {
+    due = {
         "dispatch": lambda: touch_ledger.dispatch_due(horizon=timedelta(seconds=30)),
         "next due": lambda: touch_ledger.seconds_until_due(timedelta(seconds=30)),
         "metrics": lambda: sql.rows(collectors._WAITING, most),
@@ -190,16 +184,14 @@ def test_statements_of_passes_and_metrics_bound_their_index(matrix: MatrixBuilde
 
 
 @pytest.mark.parametrize("analyzed", [0, 60])
-def test_cap_slots_of_a_partition_planned_while_empty_are_probed(
-    matrix: MatrixBuilder, record_event: RecordEvent, analyzed: int
-) -> None:
+def test_cap_slots_of_a_partition_planned_while_empty_are_probed(matrix, record_event, analyzed):
     """Also where the statistics show 60 rows of one customer."""
     matrix.node()
     (task_id,) = record_event().task_ids
     config = snapshot.current()
     customers = list(range(1_000_001, 1_000_501))
 
-    def count_read_rows() -> int:
+    def count_read_rows():
         due_batch._load_slots(due_batch.CustomerHistory(), customers, [], config, sql.now())
         ((rows,),) = sql.rows(_READ_ROWS, {})
         return int(rows)
@@ -216,7 +208,7 @@ def test_cap_slots_of_a_partition_planned_while_empty_are_probed(
         assert count_read_rows() - before < len(customers) + 10  # an earlier test may have left a row
 
 
-def test_held_touch_reads_no_touches_of_events_before_its_own(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_held_touch_reads_no_touches_of_events_before_its_own(matrix, record_event):
     """`restart`: only an event that was received after the held touch was planned can have replaced it."""
     matrix.node(on_repeat="restart")
     (task_id,) = record_event().task_ids
@@ -230,7 +222,7 @@ def test_held_touch_reads_no_touches_of_events_before_its_own(matrix: MatrixBuil
     assert {count for alias, count in probes.items() if alias.startswith("newer")} == {0}, probes
 
 
-def test_planning_reads_no_cancelling_events_before_its_own(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_planning_reads_no_cancelling_events_before_its_own(matrix, record_event):
     """`cancel_on`: a stored event cancels only if it occurred later than the event that is planned."""
     matrix.node(cancel_on=["order.paid"])
     paid = record_event("order.paid").id
@@ -245,7 +237,7 @@ def test_planning_reads_no_cancelling_events_before_its_own(matrix: MatrixBuilde
     assert after - before < 10
 
 
-def test_retention_reads_old_rows_by_their_ids(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_retention_reads_old_rows_by_their_ids(matrix, record_event):
     """Among 30,000 old touches and events, of which most stay, none of its steps reads the table."""
     matrix.node()
     receipt, before = record_event(), now()
@@ -270,13 +262,13 @@ def test_retention_reads_old_rows_by_their_ids(matrix: MatrixBuilder, record_eve
     assert not re.search(f"Seq Scan on ({partitions.REST}|scheduling_event)", "\n".join(plans)), plans
 
 
-def iterate_plan(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def iterate_plan(node):
     yield node
     for each in node.get("Plans", ()):
         yield from iterate_plan(each)
 
 
-def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
+def test_job_statements_use_their_indexes(matrix):
     market = Market()
     market.shop()
     market.flow()
@@ -284,7 +276,7 @@ def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
     with rolled_back():
         for statistics in fill("rpa_tasks_job", task_id, {}, scale=4):
             ids = Ids("rpa_tasks_job")
-            wanted: dict[str, tuple[Callable[[], Any], set[str]]] = {
+            wanted = {
                 "dispatch_due": (lambda: job_ledger.dispatch_due(horizon=LEASE), {"rpa_job_due", JOB_KEY}),
                 "expired_runs": (job_ledger.expired_runs, {"rpa_job_leased"}),
                 "settle": (partial(job_ledger.settle, ids.claims[0], Settlement("succeeded")), {JOB_KEY}),
@@ -298,11 +290,11 @@ def test_job_statements_use_their_indexes(matrix: MatrixBuilder) -> None:
             assert not wrong, _format_plans(statistics, wrong)
 
 
-def _format_plans(statistics: str, wrong: Mapping[str, str]) -> str:
+def _format_plans(statistics, wrong):
     return f"{statistics}:\n" + "\n\n".join(f"{name}:\n{plan}" for name, plan in wrong.items())
 
 
-def wrong_plans(table: str, wanted: Mapping[str, tuple[Callable[[], Any], set[str]]]) -> dict[str, str]:
+def wrong_plans(table, wanted):
     """The plans that read `table` by something else or join rows without a key, by the statement's name."""
     found, parts = {}, "|".join(list_filled_parts(table))
     live = "scheduling_touch_live" if table == "scheduling_touch" else table
@@ -318,14 +310,14 @@ def wrong_plans(table: str, wanted: Mapping[str, tuple[Callable[[], Any], set[st
     return found
 
 
-def _bitmaps(plan: str, table: str) -> set[str]:
+def _bitmaps(plan, table):
     own = ("rpa_job_", "rpa_tasks_job_", "rpa_one_run_a_shop")
     prefixes = ("touch_", "scheduling_touch_") if table == "scheduling_touch" else own
     found = re.findall(r"Bitmap Index Scan on (\w+?)(?:_[0-9a-f]{8})?\b", plan)
     return {name for name in found if name.startswith(prefixes) and not name.startswith("scheduling_touch_ended")}
 
 
-def list_filled_parts(table: str) -> list[str]:
+def list_filled_parts(table):
     """The tables that store its rows, without partitions of the future: those are not analyzed."""
     return _column(
         f"SELECT COALESCE(p.relid, t)::text FROM (SELECT '{table}'::regclass AS t) AS one"
@@ -333,11 +325,11 @@ def list_filled_parts(table: str) -> list[str]:
     )
 
 
-def plans_of(act: Callable[[], Any]) -> Iterator[tuple[str, str]]:
+def plans_of(act):
     """How PostgreSQL would run the first statement of `act` with these parameters, and with any (a prepared one)."""
-    found: list[tuple[str, Any]] = []
+    found = []
 
-    def capture(execute: Any, statement: str, params: Any, many: bool, context: Any) -> Any:
+    def capture(execute, statement, params, many, context):
         found.append((statement, params))
         return execute(statement, params, many, context)
 
@@ -371,25 +363,25 @@ WHERE relname = 'scheduling_event'
 """
 
 
-def _text(cursor: Any) -> str:
+def _text(cursor):
     return "\n".join(row[0] for row in cursor.fetchall())
 
 
 @contextmanager
-def rolled_back() -> Iterator[None]:
+def rolled_back():
     """So that the foreign keys of the rows, which are deferred, are never checked."""
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
 
 
-def keep_autovacuum_from(*tables: str) -> None:
+def keep_autovacuum_from(*tables):
     """Until the end of the transaction: it would count the rows that are not committed as none."""
     with connection.cursor() as cursor:
         cursor.execute(f"LOCK TABLE {', '.join(tables)} IN SHARE UPDATE EXCLUSIVE MODE")
 
 
-def fill_customers() -> None:
+def fill_customers():
     keep_autovacuum_from("scheduling_customer", "scheduling_event")
     customer, event = Customer.objects.get(), Event.objects.get()
     named = {"user_id": "'user-' || n"}
@@ -401,7 +393,7 @@ def fill_customers() -> None:
         cursor.execute("ANALYZE scheduling_customer, scheduling_event")
 
 
-def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> Iterator[str]:
+def fill(table, like, own, *, scale=1):
     """Insert many ended rows and 20,000 waiting ones like the row `like`. Yield each state of the statistics."""
     ended = {"state": "'delivered'", "settled_at": "now() - n * interval '4 seconds'", "lease_no": "1"}
     ended["lease_until"] = "NULL"
@@ -437,7 +429,7 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     yield "20,000 wait"
 
 
-def analyze_by_second_connection(table: str) -> None:
+def analyze_by_second_connection(table):
     """As autovacuum does while nothing of this transaction is committed."""
     parts = list_filled_parts(table)
     act_on_second_connection(lambda: sql.execute(f"ANALYZE {', '.join(parts)}", {}))
@@ -445,7 +437,7 @@ def analyze_by_second_connection(table: str) -> None:
     assert set(found) == {0}
 
 
-def analyze_one_customer(task_id: UUID, rows: int) -> None:
+def analyze_one_customer(task_id, rows):
     queued = {"event_id": "gen_random_uuid()", "state": "'queued'", "lease_until": "now()"}
     _insert("scheduling_touch", task_id, queued, rows)
     with connection.cursor() as cursor:
@@ -453,7 +445,7 @@ def analyze_one_customer(task_id: UUID, rows: int) -> None:
         cursor.execute("DELETE FROM scheduling_touch WHERE task_id <> %s", [task_id])
 
 
-def _insert(table: str, like: Any, changes: Mapping[str, str], count: int, *, key: str = "task_id") -> None:
+def _insert(table, like, changes, count, *, key="task_id"):
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",

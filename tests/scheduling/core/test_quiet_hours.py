@@ -1,7 +1,5 @@
 """Quiet hours end when people there get up, also in the nights in which the clocks change."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -16,11 +14,11 @@ BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_Yo
 ZONES = [BERLIN, NEW_YORK, SHANGHAI, ZoneInfo("America/Havana"), ZoneInfo("Australia/Lord_Howe"), ZoneInfo("UTC")]
 
 
-def hours(begin: str, end: str) -> RuleSpec:
+def hours(begin, end):
     return RuleSpec(1, "quiet_hours", 1, quiet_from=time.fromisoformat(begin), quiet_to=time.fromisoformat(end))
 
 
-def at(zone: ZoneInfo, local: str, *, fold: int = 0) -> datetime:
+def at(zone, local, *, fold=0):
     return datetime.fromisoformat(local).replace(tzinfo=zone, fold=fold).astimezone(UTC)
 
 
@@ -39,7 +37,7 @@ def at(zone: ZoneInfo, local: str, *, fold: int = 0) -> datetime:
         (("09:00", "09:00"), "2026-05-05 09:00", None),
     ],
 )
-def test_quiet_hours_include_start_and_exclude_end(span: tuple[str, str], local: str, ends: str | None) -> None:
+def test_quiet_hours_include_start_and_exclude_end(span, local, ends):
     assert quiet_until(hours(*span), BERLIN, at(BERLIN, local)) == (at(BERLIN, ends) if ends else None)
 
 
@@ -52,19 +50,19 @@ def test_quiet_hours_include_start_and_exclude_end(span: tuple[str, str], local:
         (SHANGHAI, "2026-03-28 22:00", "2026-03-29 08:00", 10),  # no clock changes there
     ],
 )
-def test_quiet_hours_end_at_local_time_across_dst(zone: ZoneInfo, night: str, morning: str, wait: int) -> None:
+def test_quiet_hours_end_at_local_time_across_dst(zone, night, morning, wait):
     until = quiet_until(hours("22:00", "08:00"), zone, at(zone, night))
     assert until == at(zone, morning)
     assert until - at(zone, night) == timedelta(hours=wait)
 
 
-def test_quiet_hours_repeated_end_means_the_second() -> None:
+def test_quiet_hours_repeated_end_means_the_second():
     rule, end = hours("22:00", "02:30"), "2026-10-25 02:30"
     assert quiet_until(rule, BERLIN, at(BERLIN, end) - timedelta(minutes=15)) == at(BERLIN, end, fold=1)
     assert quiet_until(rule, BERLIN, at(BERLIN, end, fold=1)) is None
 
 
-def test_quiet_hours_missing_end_moves_past_the_gap() -> None:
+def test_quiet_hours_missing_end_moves_past_the_gap():
     until = quiet_until(hours("22:00", "02:30"), BERLIN, at(BERLIN, "2026-03-29 01:00"))
     assert until == at(BERLIN, "2026-03-29 03:30")
 
@@ -82,7 +80,7 @@ instants = st.integers(0, 10**9).map(lambda second: at(SHANGHAI, "2005-01-01") +
 @given(minutes, minutes, st.sampled_from(ZONES), instants)
 @example(time(1, 45), time(2, 15), BERLIN, datetime(2026, 10, 25, 0, 0, tzinfo=UTC))
 @example(time(2, 1), time(2, 0), BERLIN, datetime(2026, 3, 28, 12, 0, tzinfo=UTC))  # the free minute is skipped
-def test_quiet_until_is_not_quiet_and_within_a_day(begin: time, end: time, zone: ZoneInfo, now: datetime) -> None:
+def test_quiet_until_is_not_quiet_and_within_a_day(begin, end, zone, now):
     rule = RuleSpec(1, "quiet_hours", 1, quiet_from=begin, quiet_to=end)
 
     until = quiet_until(rule, zone, now)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,16 +18,14 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from pytest_django import Settings
 
 from scheduling import dispatch
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown, channel_kinds
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown, channel_kinds
 from scheduling.delivery import pipeline
-from scheduling.delivery.outgoing import Delivery, DeliveryResult
 from scheduling.delivery.sender import sender
 from scheduling.delivery.settling import settle_results
 from scheduling.ledger.touches import touch_ledger
-from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
+from scheduling.models import ChannelConfig, FailedTask, Pause, TemplateText, Touch
 from scheduling.models.touch import WAITING
 from scheduling.operations import commands, failed_tasks
 from scheduling.operations.failed_tasks import Actor
@@ -89,12 +85,12 @@ class Model:
 class PromptSender:
     """Send in the calling thread, so that the order of operations is deterministic."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.lanes = sender().lanes
 
-    def submit(self, parcels: list[Delivery]) -> None:
+    def submit(self, parcels):
         stood = touch_ledger.mark_sending([parcel.sending for parcel in parcels])
-        results: list[DeliveryResult] = []
+        results = []
         for parcel in parcels:
             if parcel.claim.task_id in stood:
                 parcel.sent_at = parcel.ended_at = time.monotonic()
@@ -105,27 +101,27 @@ class PromptSender:
 
 
 class RandomLifecycles(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self._whole = transaction.atomic()
         self._whole.__enter__()
         self.model = Model()
         self.passed = timedelta(0)
-        self.coming: list[str] = []
-        self.unsettled: list[Message] = []
+        self.coming = []
+        self.unsettled = []
         self.number = 0
-        self.objections: list[AssertionError] = []
+        self.objections = []
         FakeChannel.fake_channel = FakeChannelState(play=self.receive)
 
     @initialize()
-    def build(self) -> None:
+    def build(self):
         builder = MatrixBuilder()
         for key, idempotent in (("safe", True), ("once", False)):
             config = {"name": key}
             ChannelConfig.objects.create(
                 key=key, kind="fake", idempotent=idempotent, config=config, retry_delays=[60, 600]
             )
-        self.nodes: dict[str, Node] = {
+        self.nodes = {
             key: builder.node(key, channel=ChannelConfig.objects.get(key=channel), **changes)
             for key, channel, changes in (
                 ("guide", "safe", {"trigger": "a"}),
@@ -149,7 +145,7 @@ class RandomLifecycles(RuleBasedStateMachine):
             )
         }  # fmt: skip
 
-    def teardown(self) -> None:
+    def teardown(self):
         try:
             self.drain()
         finally:
@@ -158,7 +154,7 @@ class RandomLifecycles(RuleBasedStateMachine):
 
     # --- the witness --------------------------------------------------------------------------------------------------
 
-    def receive(self, message: Message) -> Outcome:
+    def receive(self, message):
         try:
             self.compare_with_model(message)
         except AssertionError as error:
@@ -173,19 +169,19 @@ class RandomLifecycles(RuleBasedStateMachine):
             raise Died
         if said in ("delivered", "unknown"):
             self.note_possible_delivery(message)
-        given: dict[str, Outcome] = {
+        given = {
             "delivered": Delivered(), "unknown": Unknown("timeout"), "transient": Transient("http_503"),
             "permanent": Permanent("http_400"),
         }  # fmt: skip
         return given[said]
 
-    def note_possible_delivery(self, message: Message) -> None:
+    def note_possible_delivery(self, message):
         row = Touch.objects.get(pk=message.task_id)
         assert row.reserved_at is not None
         slot = PossibleDelivery(message.user_id, message.node, message.content_type, row.reserved_at + self.passed)
         self.model.possible_deliveries.setdefault(message.delivery_key, slot)
 
-    def compare_with_model(self, message: Message) -> None:
+    def compare_with_model(self, message):
         model, user, key = self.model, message.user_id, message.delivery_key
         row = Touch.objects.get(pk=message.task_id)
         assert row.state == "running"
@@ -203,7 +199,7 @@ class RandomLifecycles(RuleBasedStateMachine):
     # --- what can happen ----------------------------------------------------------------------------------------------
 
     @rule(step=st.sampled_from(STEPS), user=users, place=places, data=st.data())
-    def live(self, step: str, user: str, place: int, data: st.DataObject) -> None:
+    def live(self, step, user, place, data):
         """One rule for all steps: the engine would switch rules off at random, and most of life is events and time."""
         if step == "events":
             types = data.draw(st.lists(st.sampled_from("aabbc"), min_size=1, max_size=3), "types")
@@ -215,7 +211,7 @@ class RandomLifecycles(RuleBasedStateMachine):
         else:
             getattr(self, f"_{step}")(user, place)
 
-    def tick(self, coming: list[str]) -> None:
+    def tick(self, coming):
         self.coming, self.unsettled = coming, []
         dispatch.dispatch_due_touches()
         due = Touch.objects.filter(state__in=WAITING, paused_by="", due_at__lte=now()).order_by("pk")
@@ -226,87 +222,87 @@ class RandomLifecycles(RuleBasedStateMachine):
         finally:
             self.coming = []
 
-    def time_passes(self, span: timedelta) -> None:
+    def time_passes(self, span):
         pass_time(seconds=span.total_seconds())
         self.passed += span
         dispatch.resume_unpaused()
         dispatch.rescue_lost_work()
 
-    def _duplicate(self, user: str, place: int) -> None:
+    def _duplicate(self, user, place):
         if self.model.receipts:
             event, first = self.model.receipts[place % len(self.model.receipts)]
             (again,) = record_events([event])
             assert (again.id, again.duplicate) == (first.id, True)
 
-    def _paid(self, user: str, place: int) -> None:
+    def _paid(self, user, place):
         self.store_events(self.new(user, "paid", 0))
 
-    def _batch_with_payment(self, user: str, place: int) -> None:
+    def _batch_with_payment(self, user, place):
         self.store_events(*(self.new(user, type, 0) for type in ("b", "paid", "b")))
 
-    def _conversation(self, user: str, place: int) -> None:
+    def _conversation(self, user, place):
         event = self.new(user, "conversation.started", 0)
         self.store_events(event)
         assert event.occurred_at is not None
         self.model.conversation_at[user] = event.occurred_at + self.passed
 
-    def _complaint(self, user: str, place: int) -> None:
+    def _complaint(self, user, place):
         self.store_events(self.new(user, "complaint.received", 0))
         self.model.opted_out.add(user)
 
-    def _opt_in_again(self, user: str, place: int) -> None:
+    def _opt_in_again(self, user, place):
         consent = {"given_at": now() + timedelta(days=1), "source": "shop"}  # later than any complaint
         commands.update_customer(user, {"opted_out": False, "consent": consent})
         self.model.opted_out.discard(user)
 
-    def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
+    def _a_worker_takes_one_and_vanishes(self, user, place):
         waiting = self.waiting()
         if waiting:
             claim_touches([waiting[place % len(waiting)]])
 
-    def _a_message_comes_twice(self, user: str, place: int) -> None:
+    def _a_message_comes_twice(self, user, place):
         pipeline.deliver_touches(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
 
-    def _switch(self, user: str, place: int) -> None:
+    def _switch(self, user, place):
         key = ("guide", "ask", "offer")[place % 3]
         node = self.nodes[key]
         node.enabled = not node.enabled
         node.save()
         (self.model.disabled.discard if node.enabled else self.model.disabled.add)(key)
 
-    def _edit_a_text(self, user: str, place: int) -> None:
+    def _edit_a_text(self, user, place):
         self.number += 1
         text = TemplateText.objects.get(template__key=("guide", "parcel")[place % 2])
         text.body = f"edition {self.number}"
         text.save()
 
-    def _pause(self, user: str, place: int) -> None:
+    def _pause(self, user, place):
         scope = ("all", "node:guide", "node:parcel")[place % 3]
         commands.pause_scope(scope)
         self.model.paused.add(scope)
 
-    def _resume(self, user: str, place: int) -> None:
+    def _resume(self, user, place):
         if self.model.paused:
             scope = sorted(self.model.paused)[place % len(self.model.paused)]
             commands.resume_scope(scope)
             self.model.paused.remove(scope)
 
-    def _cancel(self, user: str, place: int) -> None:
+    def _cancel(self, user, place):
         waiting = self.waiting()
         if waiting:
             commands.cancel_one_touch(waiting[place % len(waiting)], actor="ann")
 
-    def _a_person_retries(self, user: str, place: int) -> None:
+    def _a_person_retries(self, user, place):
         if row := self.failed(place):
             self.model.planned.add(failed_tasks.retry_failed_task(row.pk, ANN))
 
-    def _a_person_sends_it_as_new(self, user: str, place: int) -> None:
+    def _a_person_sends_it_as_new(self, user, place):
         if row := self.failed(place):
             task_id = failed_tasks.retry_failed_task(row.pk, ANN, as_new=True)
             self.model.planned.add(task_id)
             self.model.by_hand.add(task_id)
 
-    def _a_person_looks_and_finds_out(self, user: str, place: int) -> None:
+    def _a_person_looks_and_finds_out(self, user, place):
         row = self.failed(place)
         if row and row.failure == "failed":
             failed_tasks.ignore_failed_task(row.pk, ANN)
@@ -318,26 +314,26 @@ class RandomLifecycles(RuleBasedStateMachine):
     # --- what must always hold ----------------------------------------------------------------------------------------
 
     @invariant()
-    def all_invariants_hold(self) -> None:
+    def all_invariants_hold(self):
         self.recorder_has_no_violations()
         self.touches_are_neither_lost_nor_invented()
         self.each_new_end_is_correct()
         self.ended_touches_do_not_change()
         self.no_customer_exceeds_a_cap()
 
-    def recorder_has_no_violations(self) -> None:
+    def recorder_has_no_violations(self):
         if self.objections:
             raise self.objections[0]
 
-    def touches_are_neither_lost_nor_invented(self) -> None:
+    def touches_are_neither_lost_nor_invented(self):
         assert set(Touch.objects.values_list("pk", flat=True)) == self.model.planned
 
-    def ended_touches_do_not_change(self) -> None:
-        states: dict[UUID, str] = dict(Touch.objects.filter(state__in=ENDED).values_list("pk", "state"))
+    def ended_touches_do_not_change(self):
+        states = dict(Touch.objects.filter(state__in=ENDED).values_list("pk", "state"))
         assert {task_id: states.get(task_id) for task_id in self.model.ended} == self.model.ended
         self.model.ended = states
 
-    def each_new_end_is_correct(self) -> None:
+    def each_new_end_is_correct(self):
         buried = set(FailedTask.objects.values_list("task_id", "failure"))
         for row in Touch.objects.filter(state__in=ENDED).exclude(pk__in=self.model.ended):
             outcomes = set(self.model.outcomes[row.root_id])
@@ -349,7 +345,7 @@ class RandomLifecycles(RuleBasedStateMachine):
                 assert (row.pk, row.state) in buried, "I9: nobody is asked about it"
             assert row.lease_until is None
 
-    def no_customer_exceeds_a_cap(self) -> None:
+    def no_customer_exceeds_a_cap(self):
         slots = list(self.model.possible_deliveries.values())
         for key, slot in self.model.possible_deliveries.items():
             if slot.node == "nudge" or key in self.model.by_hand:
@@ -363,7 +359,7 @@ class RandomLifecycles(RuleBasedStateMachine):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
+    def drain(self):
         """I9: once everything may go on, each touch ends in exactly one way."""
         for scope in list(self.model.paused):
             commands.resume_scope(scope)
@@ -378,12 +374,12 @@ class RandomLifecycles(RuleBasedStateMachine):
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def new(self, user: str, type: str, minutes_ago: int) -> NewEvent:
+    def new(self, user, type, minutes_ago):
         self.number += 1
         happened_at = now() - timedelta(minutes=minutes_ago)
         return NewEvent("shop", f"e{self.number}", type, user, occurred_at=happened_at)
 
-    def store_events(self, *events: NewEvent) -> None:
+    def store_events(self, *events):
         for event, receipt in zip(events, record_events(events), strict=True):
             assert not receipt.duplicate
             assert event.occurred_at is not None
@@ -391,19 +387,19 @@ class RandomLifecycles(RuleBasedStateMachine):
             self.model.planned.update(receipt.task_ids)
             self.model.happened_at[receipt.id] = event.occurred_at + self.passed
 
-    def failed(self, place: int) -> FailedTask | None:
+    def failed(self, place):
         rows = list(FailedTask.objects.filter(state="open").order_by("pk"))
         return rows[place % len(rows)] if rows else None
 
-    def waiting(self) -> list[UUID]:
+    def waiting(self):
         return list(Touch.objects.filter(state__in=WAITING).order_by("pk").values_list("pk", flat=True))
 
 
 @pytest.fixture
-def _register_fake_channel(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _register_fake_channel(settings, monkeypatch):
     settings.CHANNELS = settings.CHANNELS | {"fake": "tests.scheduling.core.fake_channels.FakeChannel"}
     channel_kinds.cache_clear()
-    quiet: Callable[..., int] = lambda wakeups, channels: 0  # noqa: E731
+    quiet = lambda wakeups, channels: 0  # noqa: E731
     monkeypatch.setattr(dispatch, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "publish_touches", quiet)
     monkeypatch.setattr(pipeline, "sender", PromptSender)
@@ -414,7 +410,7 @@ def _register_fake_channel(settings: Settings, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("_register_fake_channel")
-def test_random_histories_end_each_touch_once() -> None:
+def test_random_histories_end_each_touch_once():
     """I6, I8, I9."""
     run_state_machine_as_test(
         RandomLifecycles,

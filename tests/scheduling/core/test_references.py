@@ -1,12 +1,8 @@
 """Triggers and locks hold the references of events and touches, without foreign key constraints."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from django.db import IntegrityError, NotSupportedError, connection, transaction
@@ -14,10 +10,9 @@ from django.db import IntegrityError, NotSupportedError, connection, transaction
 from scheduling import sql
 from scheduling.ids import new_id
 from scheduling.models import Community, Customer, Event, Node, Touch
-from scheduling.planning.ingest import NewEvent, Receipt, record_events
+from scheduling.planning.ingest import NewEvent, record_events
 from tests.scheduling.core.conftest import held_by_second_connection
-from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import Race, act_and_close, await_lock_waits
+from tests.support.second_connection import act_and_close, await_lock_waits
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -28,13 +23,13 @@ DELETE_CUSTOMER = "DELETE FROM scheduling_customer WHERE user_id = 'ann'"
 DELETE_NODE = "DELETE FROM scheduling_node WHERE key = 'guide'"
 
 
-def download(user: str = "ann", **changes: Any) -> Receipt:
+def download(user="ann", **changes):
     event = NewEvent(source="shop", event_id=str(new_id()), type="material.downloaded", user_id=user, **changes)
     return record_events([event])[0]
 
 
-def run(statement: str) -> Callable[[], None]:
-    def act() -> None:
+def run(statement):
+    def act():
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
@@ -42,12 +37,12 @@ def run(statement: str) -> Callable[[], None]:
 
 
 @contextmanager
-def in_thread(act: Callable[[], Any]) -> Iterator[Future[Any]]:
+def in_thread(act):
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(act_and_close, act)
 
 
-def count_orphans() -> dict[str, int]:
+def count_orphans():
     ((events, touches, others),) = sql.rows(
         """
         SELECT (SELECT count(*) FROM scheduling_event AS e LEFT JOIN scheduling_customer AS c ON c.id = e.customer_id
@@ -67,7 +62,7 @@ NONE = {"events": 0, "touches": 0, "touches of another customer": 0}
 
 @pytest.mark.django_db
 @each_row("table", REFERRED)
-def test_row_is_deleted_only_after_what_refers_to_it(matrix: MatrixBuilder, table: str) -> None:
+def test_row_is_deleted_only_after_what_refers_to_it(matrix, table):
     matrix.node()
     download()
     with pytest.raises(IntegrityError, match=f"{table} .* is referenced by"), transaction.atomic():
@@ -82,7 +77,7 @@ def test_row_is_deleted_only_after_what_refers_to_it(matrix: MatrixBuilder, tabl
 
 
 @committed
-def test_deletion_with_old_snapshot_is_refused(matrix: MatrixBuilder) -> None:
+def test_deletion_with_old_snapshot_is_refused(matrix):
     """It would not see the touches of a writer that it waited for."""
     matrix.node()
     with transaction.atomic():
@@ -94,7 +89,7 @@ def test_deletion_with_old_snapshot_is_refused(matrix: MatrixBuilder) -> None:
 
 @committed
 @pytest.mark.parametrize("statement", [DELETE_CUSTOMER, DELETE_NODE])
-def test_deletion_waits_for_planning_and_is_refused_if_it_commits(matrix: MatrixBuilder, statement: str) -> None:
+def test_deletion_waits_for_planning_and_is_refused_if_it_commits(matrix, statement):
     matrix.node()
     Customer.objects.create(user_id="ann")
     with held_by_second_connection(download, commit=True) as stored, in_thread(run(statement)) as deletion:
@@ -116,7 +111,7 @@ def test_deletion_waits_for_planning_and_is_refused_if_it_commits(matrix: Matrix
 
 @committed
 @pytest.mark.parametrize("commit", [True, False])
-def test_event_during_a_deletion_is_stored(matrix: MatrixBuilder, commit: bool) -> None:
+def test_event_during_a_deletion_is_stored(matrix, commit):
     matrix.node()
     old = Customer.objects.create(user_id="ann")
     for statement, planned in ((DELETE_CUSTOMER, 1), (DELETE_NODE, 0 if commit else 1)):
@@ -132,17 +127,17 @@ def test_event_during_a_deletion_is_stored(matrix: MatrixBuilder, commit: bool) 
 
 
 @committed
-def test_random_deletions_leave_no_orphans(matrix: MatrixBuilder, race: Race) -> None:
+def test_random_deletions_leave_no_orphans(matrix, race):
     """Events of few customers and nodes, erased customers, retired history, deleted nodes and communities."""
     users = [f"user-{number}" for number in range(4)]
 
-    def erase(user: str) -> None:
+    def erase(user):
         with transaction.atomic():
             ids = list(Customer.objects.select_for_update().filter(user_id=user).values_list("pk", flat=True))
             for table, column in (("touch", "customer_id"), ("event", "customer_id"), ("customer", "id")):
                 sql.execute(f"DELETE FROM scheduling_{table} WHERE {column} = ANY(%(ids)b::bigint[])", {"ids": ids})
 
-    def act(number: int) -> int:
+    def act(number):
         dice = random.Random(SEED + number)
         refused = 0
         for _ in range(40):

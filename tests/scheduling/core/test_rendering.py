@@ -1,9 +1,5 @@
 """Rendering: no incomplete text, no access to internals, values that add no markup, and typos found before sending."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from scheduling.policy.profile import Profile
@@ -13,11 +9,11 @@ from tests.scheduling.core.sample_data import NOON, ann, event, template
 from tests.support.tables import each_row
 
 
-def render_body(body: str, customer: Any = None, **data: Any) -> str:
+def render_body(body, customer=None, **data):
     return render_message(template(body=body), customer or ann(), event(data=data))[1]
 
 
-def shout(value: str) -> str:
+def shout(value):
     return value.replace("<", "&lt;")
 
 
@@ -60,7 +56,7 @@ DATA = {
 }  # fmt: skip
 
 
-def test_render_prints_each_construct() -> None:
+def test_render_prints_each_construct():
     for body, _ in RENDERED:
         Text(body)
     customer = ann(profile=Profile({"city": "上海", "orders": 3, "since": NOON}, ("new", "vip")))
@@ -94,7 +90,7 @@ FAILING = [
 ]  # fmt: skip
 
 
-def test_render_data_without_text_fails_with_the_path() -> None:
+def test_render_data_without_text_fails_with_the_path():
     outcomes = []
     for body, _ in FAILING:
         with pytest.raises(CannotRender) as failed:
@@ -142,7 +138,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_text_refuses_what_is_not_in_the_language() -> None:
+def test_text_refuses_what_is_not_in_the_language():
     wrong = []
     for body, named in REFUSED:
         with pytest.raises(InvalidTemplate) as refused:
@@ -152,7 +148,7 @@ def test_text_refuses_what_is_not_in_the_language() -> None:
     assert wrong == []
 
 
-def test_render_date_reads_no_setting_and_no_module(settings: Any) -> None:
+def test_render_date_reads_no_setting_and_no_module(settings):
     """Django's filter takes the names of formats, which are settings and attributes of modules."""
     settings.SECRET_KEY = "unguessable"
     for name in ("SECRET_KEY", "__file__", "__name__"):
@@ -163,13 +159,13 @@ def test_render_date_reads_no_setting_and_no_module(settings: Any) -> None:
         render_body("{{ event.time|date:'SHORT_DATE_FORMAT' }}")
 
 
-def test_render_subject_is_a_template_on_one_line() -> None:
+def test_render_subject_is_a_template_on_one_line():
     spec = template(texts=(TextSpec("en", "For {{ user.name }}", "hi"),))
     assert render_message(spec, ann(name="Ann\r\nBcc: x"), event()) == ("For Ann Bcc: x", "hi", "en")
     assert render_message(spec, ann(name=""), event())[0] == "For ann", "without a name it is the id"
 
 
-def test_render_escapes_values_and_keeps_markup_of_the_author() -> None:
+def test_render_escapes_values_and_keeps_markup_of_the_author():
     body = (
         "<b>{{ user.name }}</b>{{ user.name|upper }}{{ event.data.x|default:'<i>' }}"
         "{{ event.data.x|default:user.name }}"
@@ -184,14 +180,12 @@ def test_render_escapes_values_and_keeps_markup_of_the_author() -> None:
     "timezone, installation, shown",
     [("America/New_York", "Asia/Shanghai", "07:00"), ("", "Asia/Tokyo", "21:00"), ("Mars/Base", "Asia/Tokyo", "21:00")],
 )
-def test_render_shows_times_of_customer_else_installation(
-    timezone: str, installation: str, shown: str, settings: Any
-) -> None:
+def test_render_shows_times_of_customer_else_installation(timezone, installation, shown, settings):
     settings.TIME_ZONE = installation
     assert render_body("{{ event.time|date:'H:i' }}", ann(timezone=timezone)) == shown
 
 
-def test_render_words_of_dates_are_in_the_language_of_the_text() -> None:
+def test_render_words_of_dates_are_in_the_language_of_the_text():
     said = {}
     for locale in ("en", "zh_TW", "de", "tlh"):
         spec = template(
@@ -217,7 +211,7 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-def test_render_picks_the_nearest_language(settings: Any) -> None:
+def test_render_picks_the_nearest_language(settings):
     settings.LANGUAGE_CODE = "zh-hans"
     found = []
     for locale, locales, _ in CHOSEN:
@@ -226,6 +220,6 @@ def test_render_picks_the_nearest_language(settings: Any) -> None:
     assert found == CHOSEN
 
 
-def test_render_template_without_text_fails() -> None:
+def test_render_template_without_text_fails():
     with pytest.raises(CannotRender, match="no text"):
         render_message(template(texts=()), ann(), event())

@@ -1,18 +1,13 @@
 """What is over for long enough goes, with all that hangs on it; what is open, in doubt or still counted stays."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from random import getrandbits
-from typing import Any
 from uuid import UUID
 
 import pytest
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import F
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql, tasks
@@ -25,10 +20,7 @@ from scheduling.operations.failed_tasks import Actor
 from scheduling.planning import ingest
 from tests.scheduling.core.conftest import deliver, deliver_when_due, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.waiting import WAIT_LIMIT
 
 LEASE = timedelta(seconds=45)
@@ -38,10 +30,10 @@ OLD = 100  #: days
 
 
 @pytest.fixture
-def record_old_event(record_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def record_old_event(record_event, monkeypatch):
     """Like `record_event`, `OLD` days ago as far as the ids know; what is stored is moved there by `pass_time`."""
 
-    def record_old_event(*args: Any, **changes: Any) -> Any:
+    def record_old_event(*args, **changes):
         with monkeypatch.context() as patched:
             patched.setattr(ingest, "new_id", _old_id)
             return record_event(*args, **changes)
@@ -49,11 +41,11 @@ def record_old_event(record_event: Callable[..., Any], monkeypatch: pytest.Monke
     return record_old_event
 
 
-def _old_id() -> UUID:
+def _old_id():
     return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=OLD)).int + getrandbits(70))
 
 
-def end_touches(*task_ids: UUID) -> None:
+def end_touches(*task_ids):
     """As a worker that has delivered them, within the transaction of the test."""
     fall_due(*task_ids)
     touch_ledger.settle({claim: Settlement("delivered") for claim in claim_touches(list(task_ids))})
@@ -61,10 +53,10 @@ def end_touches(*task_ids: UUID) -> None:
 
 
 @pytest.fixture
-def old_touches(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> Callable[..., list[UUID]]:
+def old_touches(matrix, record_old_event):
     """Touches of these customers that ended `OLD` days ago, when their events happened."""
 
-    def old_touches(*users: str) -> list[UUID]:
+    def old_touches(*users):
         matrix.node()
         task_ids = [record_old_event(user=user).task_ids[0] for user in users]
         end_touches(*task_ids)
@@ -74,15 +66,13 @@ def old_touches(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> 
     return old_touches
 
 
-def delete_expired() -> dict[str, int]:
+def delete_expired():
     """Return the number of deleted rows by table."""
     return {table: count for table, count in retention.delete_expired_rows().items() if count}
 
 
 @rolled_back
-def test_retention_deletes_touch_with_its_event_after_its_time(
-    matrix: MatrixBuilder, record_old_event: Callable[..., Any]
-) -> None:
+def test_retention_deletes_touch_with_its_event_after_its_time(matrix, record_old_event):
     matrix.node()
     end_touches(*record_old_event().task_ids)
     record_old_event("complaint.received")
@@ -94,7 +84,7 @@ def test_retention_deletes_touch_with_its_event_after_its_time(
 
 
 @rolled_back
-def test_retention_counts_from_the_touch_end(matrix: MatrixBuilder, record_old_event: Callable[..., Any]) -> None:
+def test_retention_counts_from_the_touch_end(matrix, record_old_event):
     matrix.node(delay=timedelta(days=95), expires_after=timedelta(days=300))
     (task_id,) = record_old_event().task_ids
     pass_time(days=OLD)
@@ -104,9 +94,7 @@ def test_retention_counts_from_the_touch_end(matrix: MatrixBuilder, record_old_e
 
 
 @rolled_back
-def test_retention_keeps_touches_counted_by_a_rule_or_for_a_goal(
-    matrix: MatrixBuilder, record_old_event: Callable[..., Any]
-) -> None:
+def test_retention_keeps_touches_counted_by_a_rule_or_for_a_goal(matrix, record_old_event):
     long, dedupe = timedelta(days=180), HarassmentRule.objects.filter(kind="dedupe")
     node = matrix.node(goal_event="order.paid", goal_within=long)
     end_touches(*record_old_event().task_ids)
@@ -125,9 +113,7 @@ def test_retention_keeps_touches_counted_by_a_rule_or_for_a_goal(
 
 
 @rolled_back
-def test_event_is_known_as_duplicate_for_90_days(
-    matrix: MatrixBuilder, record_old_event: Callable[..., Any], record_event: RecordEvent, settings: Settings
-) -> None:
+def test_event_is_known_as_duplicate_for_90_days(matrix, record_old_event, record_event, settings):
     settings.AFTERTOUCH_RETENTION_DAYS = 7
     matrix.node()
     end_touches(*record_old_event(event_id="paid-1").task_ids)
@@ -143,9 +129,7 @@ def test_event_is_known_as_duplicate_for_90_days(
 
 
 @rolled_back
-def test_retention_keeps_events_that_a_waiting_touch_may_count(
-    matrix: MatrixBuilder, record_old_event: Callable[..., Any]
-) -> None:
+def test_retention_keeps_events_that_a_waiting_touch_may_count(matrix, record_old_event):
     """A touch that was planned with the count 1 was judged with 0, and suppressed, or got the text of a first order."""
     matrix.node()
     end_touches(*record_old_event().task_ids)
@@ -160,18 +144,13 @@ def test_retention_keeps_events_that_a_waiting_touch_may_count(
 
 
 @committed
-def test_event_deleted_during_repeat_is_a_duplicate(
-    record_old_event: Callable[..., Any],
-    record_event: RecordEvent,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_event_deleted_during_repeat_is_a_duplicate(record_old_event, record_event, second_connection, monkeypatch):
     """Between the insert that met it and the question what it had planned."""
     record_old_event(event_id="paid-1")
     pass_time(days=OLD)
     ask = sql.rows
 
-    def delete_first(statement: str, parameters: Any, **options: Any) -> Any:
+    def delete_first(statement, parameters, **options):
         if "array_agg" in statement:
             monkeypatch.setattr(sql, "rows", ask)
             assert second_connection(retention.delete_expired_rows)["scheduling_event"] == 1
@@ -186,9 +165,7 @@ def test_event_deleted_during_repeat_is_a_duplicate(
 
 
 @pytest.fixture
-def failed(
-    matrix: MatrixBuilder, hook: Any, record_old_event: Callable[..., Any], receiver: ScriptedReceiver
-) -> FailedTask:
+def failed(matrix, hook, record_old_event, receiver):
     """As old as its event."""
     hook.idempotent = False
     hook.save()
@@ -201,7 +178,7 @@ def failed(
 
 
 @committed
-def test_retention_keeps_failed_task_and_touch_until_it_is_handled(failed: FailedTask) -> None:
+def test_retention_keeps_failed_task_and_touch_until_it_is_handled(failed):
     pass_time(days=OLD)
     assert delete_expired() == {}
     failed_tasks.archive_failed_task(failed.pk, ANN)
@@ -210,7 +187,7 @@ def test_retention_keeps_failed_task_and_touch_until_it_is_handled(failed: Faile
 
 
 @committed
-def test_retention_keeps_touch_while_its_retry_exists(failed: FailedTask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_keeps_touch_while_its_retry_exists(failed, monkeypatch):
     """That one asks whether it is in doubt, and a job of RPA hangs on the first of them."""
     monkeypatch.setattr(failed_tasks, "new_id", _old_id)
     again = failed_tasks.retry_failed_task(failed.pk, ANN)
@@ -225,7 +202,7 @@ def test_retention_keeps_touch_while_its_retry_exists(failed: FailedTask, monkey
 
 
 @committed
-def test_retention_does_not_delete_during_retry(failed: FailedTask, second_connection: SecondConnection) -> None:
+def test_retention_does_not_delete_during_retry(failed, second_connection):
     failed_tasks.ignore_failed_task(failed.pk, ANN)
     pass_time(days=OLD)
 
@@ -239,9 +216,7 @@ def test_retention_does_not_delete_during_retry(failed: FailedTask, second_conne
 
 
 @committed
-def test_retention_racing_deliveries_deletes_only_old(
-    old_touches: Callable[..., list[UUID]], record_old_event: Callable[..., Any], race: Race
-) -> None:
+def test_retention_racing_deliveries_deletes_only_old(old_touches, record_old_event, race):
     old_touches(*(f"over-{number}" for number in range(20)))
     waiting = [record_old_event(user=f"waiting-{number}").task_ids[0] for number in range(20)]
     pass_time(days=OLD)
@@ -255,9 +230,7 @@ def test_retention_racing_deliveries_deletes_only_old(
 
 
 @committed
-def test_complaint_during_retention_loses_touch_only(
-    old_touches: Callable[..., list[UUID]], record_event: RecordEvent, second_connection: SecondConnection
-) -> None:
+def test_complaint_during_retention_loses_touch_only(old_touches, record_event, second_connection):
     (task_id,) = old_touches("ann")
     with transaction.atomic():
         record_event("complaint.received", data={"task_id": str(task_id)})
@@ -269,12 +242,7 @@ def test_complaint_during_retention_loses_touch_only(
 
 @pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
-def test_retention_killed_in_a_batch_deletes_nothing(
-    matrix: MatrixBuilder,
-    record_old_event: Callable[..., Any],
-    record_event: RecordEvent,
-    second_connection: SecondConnection,
-) -> None:
+def test_retention_killed_in_a_batch_deletes_nothing(matrix, record_old_event, record_event, second_connection):
     matrix.node()
     task_ids = [deliver_when_due(*record_old_event(user=user).task_ids)[0].pk for user in ("ann", "bob")]
     pass_time(days=OLD)
@@ -306,9 +274,7 @@ retention.delete_expired_rows()
 
 
 @rolled_back
-def test_retention_continues_after_its_time_limit_and_passes_rows_that_are_kept(
-    matrix: MatrixBuilder, record_old_event: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_continues_after_its_time_limit_and_passes_rows_that_are_kept(matrix, record_old_event, monkeypatch):
     monkeypatch.setattr(retention, "BATCH", 2)
     monkeypatch.setattr(retention, "reached", {})
     matrix.node()
@@ -329,7 +295,7 @@ def test_retention_continues_after_its_time_limit_and_passes_rows_that_are_kept(
 
 
 @rolled_back
-def test_retention_covers_every_foreign_key() -> None:
+def test_retention_covers_every_foreign_key():
     """A new reference to a table that is deleted from would stop the deleting: add it to `retention`, and here."""
     pointing = sql.rows(
         """
@@ -350,7 +316,7 @@ def test_retention_covers_every_foreign_key() -> None:
     }
 
 
-def test_ids_are_ordered_by_time() -> None:
+def test_ids_are_ordered_by_time():
     earlier = datetime.now(UTC)
     assert first_id_at(earlier - timedelta(seconds=2)) < new_id() < first_id_at(
         datetime.now(UTC) + timedelta(seconds=2)
@@ -361,7 +327,7 @@ def test_ids_are_ordered_by_time() -> None:
 
 
 @committed  # the task closes the connection
-def test_retention_deletes_admin_sessions() -> None:
+def test_retention_deletes_admin_sessions():
     for days in (-1, 1):
         Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
     tasks.delete_expired_data()

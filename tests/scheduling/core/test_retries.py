@@ -1,23 +1,17 @@
 """What a channel's answer leads to, and what becomes of a touch whose worker is gone."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
-import redis
 import time_machine
 from django.utils.timezone import now
 
 from config.local.processes import wait_until
 from scheduling import dispatch
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
+from scheduling.channels.base import Delivered, Permanent, Transient
 from scheduling.delivery import pipeline
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import (
-    ChannelConfig,
     Community,
     DisabledTarget,
     Event,
@@ -29,11 +23,7 @@ from scheduling.models import (
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import deliver, deliver_when_due, expire_lease, fall_due, rows, sendings
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.touch_logs import list_attempts
 from tests.support.waiting import WAIT_LIMIT
 
@@ -42,7 +32,7 @@ ANN = Actor("ann")
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def seconds_until_due(row: Touch) -> float:
+def seconds_until_due(row):
     """From the end of the last attempt."""
     ended_at = row.attempts[-1].ended_at
     assert ended_at is not None
@@ -50,19 +40,18 @@ def seconds_until_due(row: Touch) -> float:
 
 
 @pytest.fixture
-def hook_touch(matrix: MatrixBuilder, hook: ChannelConfig, record_event: RecordEvent) -> UUID:
+def hook_touch(matrix, hook, record_event):
     """A touch for the webhook with two retries, after 10 and 60 seconds."""
     hook.retry_delays = [10, 60]
     hook.save()
     matrix.node(channel=hook)
-    task_id: UUID = record_event().task_ids[0]
-    return task_id
+    return record_event().task_ids[0]
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_transient_failure_is_retried_until_schedule_ends(hook_touch, receiver):
     receiver.script = [503, 503, 503]
 
     waits = []
@@ -81,7 +70,7 @@ def test_transient_failure_is_retried_until_schedule_ends(hook_touch: UUID, rece
     assert [attempt["outcome"] for attempt in failed.attempts] == ["transient"] * 3
 
 
-def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_retry_after_prolongs_but_never_shortens(hook_touch, receiver):
     receiver.script = [(503, {"Retry-After": "120"}), (429, {"Retry-After": "1"})]
     (row,) = deliver_when_due(hook_touch)
     assert seconds_until_due(row) == pytest.approx(120, abs=0.001)
@@ -89,7 +78,7 @@ def test_retry_after_prolongs_but_never_shortens(hook_touch: UUID, receiver: Scr
     assert (row.reason, seconds_until_due(row) >= 60) == ("throttled", True)
 
 
-def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver) -> None:
+def test_retry_beyond_expiry_fails_at_once(hook_touch, hook, receiver):
     hook.retry_delays = [3600]
     hook.save()
     Touch.objects.update(expires_at=now() + timedelta(minutes=30))
@@ -98,19 +87,17 @@ def test_retry_beyond_expiry_fails_at_once(hook_touch: UUID, hook: ChannelConfig
     assert (row.state, row.reason) == ("failed", "http_503")
 
 
-def test_permanent_refusal_fails_at_once(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_permanent_refusal_fails_at_once(hook_touch, receiver):
     receiver.script = [422]
     (row,) = deliver_when_due(hook_touch)
     assert (row.state, row.reason, row.attempt) == ("failed", "http_422", 1)
     assert FailedTask.objects.get().detail == "as told"
 
 
-def test_gone_target_alone_is_disabled_until_enabled(
-    hook_touch: UUID, receiver: ScriptedReceiver, record_event: RecordEvent
-) -> None:
+def test_gone_target_alone_is_disabled_until_enabled(hook_touch, receiver, record_event):
     Community.objects.create(chat_id="c1", targets={"hook": {"url": f"{receiver.url}/c1"}})
 
-    def deliver_to_community(user: str) -> tuple[str, str]:
+    def deliver_to_community(user):
         (row,) = deliver_when_due(*record_event(chat_id="c1", user=user).task_ids)
         return row.state, row.reason
 
@@ -124,7 +111,7 @@ def test_gone_target_alone_is_disabled_until_enabled(
     assert deliver_to_community("cid") == ("delivered", "")
 
 
-def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_no_answer_is_retried_on_idempotent_channel(hook_touch, receiver):
     """I8: an idempotent channel is asked again."""
     receiver.script = ["hang_up"]
     (row,) = deliver_when_due(hook_touch)
@@ -136,9 +123,7 @@ def test_no_answer_is_retried_on_idempotent_channel(hook_touch: UUID, receiver: 
     assert [each.outcome for each in list_attempts()] == ["unknown", "delivered"]
 
 
-def test_no_answer_is_unknown_on_other_channel(
-    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
-) -> None:
+def test_no_answer_is_unknown_on_other_channel(hook_touch, hook, receiver):
     """I8: never blind."""
     hook.idempotent = False
     hook.save()
@@ -155,9 +140,8 @@ def test_no_answer_is_unknown_on_other_channel(
 @pytest.mark.parametrize("lost", [False, True], ids=["no answer", "worker lost"])
 @pytest.mark.parametrize("change", ["another channel", "not idempotent"])
 def test_attempt_in_doubt_is_not_repeated_on_a_changed_channel(
-    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver, create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState, change: str, lost: bool,
-) -> None:  # fmt: skip
+    hook_touch, hook, receiver, create_fake_channel, fake_channel, change, lost
+):
     """I8: another receiver does not know the key."""
     if lost:
         lose_worker(hook_touch, sending=True)
@@ -180,9 +164,7 @@ def test_attempt_in_doubt_is_not_repeated_on_a_changed_channel(
     assert (len(receiver.calls), fake_channel.received) == (0 if lost else 1, [])
 
 
-def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
-    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
-) -> None:
+def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(hook_touch, hook, receiver):
     """I8: the worker is lost while the channel is not idempotent; its flag changes before the rescue."""
     hook.idempotent = False
     hook.save()
@@ -200,13 +182,12 @@ def test_attempt_in_doubt_is_not_repeated_by_a_channel_that_became_idempotent(
 
 
 def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_call(
-    hook_touch: UUID, receiver: ScriptedReceiver, create_fake_channel: CreateFakeChannel,
-    fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    hook_touch, receiver, create_fake_channel, fake_channel, monkeypatch
+):
     """I8: the message went to the channel of its verdict."""
     other, mark_sending = create_fake_channel(), touch_ledger.mark_sending
 
-    def change_first(*arguments: Any, **options: Any) -> Any:
+    def change_first(*arguments, **options):
         node = Node.objects.get()
         node.channel = other
         node.save()
@@ -224,7 +205,7 @@ def test_attempt_in_doubt_is_not_repeated_on_a_channel_that_changed_before_its_c
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["no answer", "worker lost"])
-def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch: UUID, receiver: ScriptedReceiver, lost: bool) -> None:
+def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch, receiver, lost):
     receiver.script = ["hang_up"] * 9
     for _ in range(3):
         lose_worker(hook_touch, sending=True) if lost else deliver_when_due(hook_touch)
@@ -236,7 +217,7 @@ def test_attempt_in_doubt_at_each_try_ends_as_unknown(hook_touch: UUID, receiver
 # --- a worker that is gone -------------------------------------------------------------------------------------------
 
 
-def lose_worker(task_id: UUID, *, sending: bool) -> None:
+def lose_worker(task_id, *, sending):
     """A worker claims it, may start to send, and vanishes."""
     fall_due(task_id)
     (claim,) = claim_touches([task_id])
@@ -247,7 +228,7 @@ def lose_worker(task_id: UUID, *, sending: bool) -> None:
     assert dispatch.rescue_lost_work() == (0, 1)
 
 
-def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_worker_lost_before_send_costs_no_attempt(hook_touch, receiver):
     lose_worker(hook_touch, sending=False)
     (row,) = rows([hook_touch])
     assert (row.state, row.attempt, row.reason) == ("scheduled", 0, "worker_lost")
@@ -255,7 +236,7 @@ def test_worker_lost_before_send_costs_no_attempt(hook_touch: UUID, receiver: Sc
     assert len(receiver.calls) == 1
 
 
-def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_worker_lost_during_send_repeats_same_key(hook_touch, receiver):
     """I8"""
     lose_worker(hook_touch, sending=True)
     (row,) = rows([hook_touch])
@@ -264,9 +245,7 @@ def test_worker_lost_during_send_repeats_same_key(hook_touch: UUID, receiver: Sc
     assert (row.state, row.attempt, receiver.keys) == ("delivered", 2, [str(hook_touch)])
 
 
-def test_worker_lost_on_not_idempotent_is_unknown(
-    hook_touch: UUID, hook: ChannelConfig, receiver: ScriptedReceiver
-) -> None:
+def test_worker_lost_on_not_idempotent_is_unknown(hook_touch, hook, receiver):
     """I8"""
     hook.idempotent = False
     hook.save()
@@ -277,9 +256,7 @@ def test_worker_lost_on_not_idempotent_is_unknown(
     assert receiver.calls == []
 
 
-def test_rescue_returns_everything_in_one_pass(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescue_returns_everything_in_one_pass(matrix, record_event, valkey, monkeypatch):
     """A thousand a tick is 200 a second: less than what falls due in that time."""
     monkeypatch.setattr(dispatch, "PASS_LIMIT", 2)
     matrix.node()
@@ -291,9 +268,7 @@ def test_rescue_returns_everything_in_one_pass(
         assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
 
 
-def test_rescue_continues_when_node_clock_steps(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescue_continues_when_node_clock_steps(matrix, record_event, valkey, monkeypatch):
     """A step forwards ended each pass early, and a step backwards let it take as long as the step."""
     monkeypatch.setattr(dispatch, "PASS_LIMIT", 2)
     matrix.node()
@@ -304,7 +279,7 @@ def test_rescue_continues_when_node_clock_steps(
 
     with time_machine.travel(now(), tick=True) as clock:
 
-        def rescue() -> int:
+        def rescue():
             clock.shift(timedelta(hours=1))
             return real()
 
@@ -312,7 +287,7 @@ def test_rescue_continues_when_node_clock_steps(
         assert dispatch.rescue_lost_work() == (0, 5)
 
 
-def test_rescue_uses_database_time_for_lost_run(hook_touch: UUID) -> None:
+def test_rescue_uses_database_time_for_lost_run(hook_touch):
     """By the clock of a node that is ahead it would wait for as long."""
     Touch.objects.update(state="running", lease_no=1, lease_until=now())
     expire_lease(hook_touch)
@@ -321,7 +296,7 @@ def test_rescue_uses_database_time_for_lost_run(hook_touch: UUID) -> None:
     assert Touch.objects.get().due_at <= now()
 
 
-def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, race: Race) -> None:
+def test_concurrent_rescues_decide_once(hook_touch, hook, race):
     hook.idempotent = False
     hook.save()
     fall_due(hook_touch)
@@ -334,17 +309,17 @@ def test_concurrent_rescues_decide_once(hook_touch: UUID, hook: ChannelConfig, r
 # --- retries repeat the first content --------------------------------------------------------------------------------
 
 
-def edit(body: str, *, subject: str = "") -> None:
+def edit(body, *, subject=""):
     text = TemplateText.objects.get()
     text.subject, text.body = subject, body
     text.save()
 
 
-def bodies(receiver: ScriptedReceiver) -> list[str]:
+def bodies(receiver):
     return [call.json["data"]["body"] for call in receiver.calls]
 
 
-def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver: ScriptedReceiver) -> None:
+def test_retry_after_template_edit_repeats_first_body(hook_touch, receiver):
     edit("hi {{ user.name }}", subject="{{ event.data.title }}")
     receiver.script = [503, "hang_up"]
     Event.objects.update(data={"title": "t" * 300})
@@ -360,22 +335,22 @@ def test_retry_after_template_edit_repeats_first_body(hook_touch: UUID, receiver
 
 
 @pytest.fixture
-def fake_touch(matrix: MatrixBuilder, create_fake_channel: CreateFakeChannel, record_event: RecordEvent) -> UUID:
+def fake_touch(matrix, create_fake_channel, record_event):
     """A due touch for a fake channel, with the text "hi ann"."""
     matrix.node(channel=create_fake_channel(retry_delays=[10, 60, 60]))
-    task_id: UUID = record_event().task_ids[0]
+    task_id = record_event().task_ids[0]
     fall_due(task_id)
     return task_id
 
 
 @pytest.fixture
-def touch_of_lost_worker(fake_touch: UUID, fake_channel: FakeChannelState) -> UUID:
+def touch_of_lost_worker(fake_touch, fake_channel):
     """A touch that a worker is sending and never settles."""
     lose_a_sending_worker(fake_touch, fake_channel)
     return fake_touch
 
 
-def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None:
+def lose_a_sending_worker(task_id, fake_channel):
     fake_channel.blocks = True
     fake_channel.on_stage.clear()
     fall_due(task_id)
@@ -386,7 +361,7 @@ def lose_a_sending_worker(task_id: UUID, fake_channel: FakeChannelState) -> None
     assert dispatch.rescue_lost_work() == (0, 1)
 
 
-def deliver_until(state: str, task_id: UUID) -> Touch:
+def deliver_until(state, task_id):
     """While another attempt still hangs, which keeps the sender from being drained."""
     attempts = len(list_attempts())
     fall_due(task_id)
@@ -396,11 +371,11 @@ def deliver_until(state: str, task_id: UUID) -> Touch:
     return rows([task_id])[0]
 
 
-def test_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_channel: FakeChannelState) -> None:
+def test_lost_workers_retry_repeats_first_text(touch_of_lost_worker, fake_channel):
     edit("edited {{ user.name }}")
     lose_a_sending_worker(touch_of_lost_worker, fake_channel)
     edit("later {{ user.name }}")
-    answers: list[Outcome] = [Transient("busy"), Delivered()]
+    answers = [Transient("busy"), Delivered()]
     fake_channel.play = lambda message: answers.pop(0) if answers else Delivered()
 
     deliver_until("scheduled", touch_of_lost_worker)
@@ -411,9 +386,7 @@ def test_lost_workers_retry_repeats_first_text(touch_of_lost_worker: UUID, fake_
     assert [message.body for message in fake_channel.received] == ["hi ann"] * 4
 
 
-def test_lost_worker_retry_without_history_uses_new_text(
-    touch_of_lost_worker: UUID, fake_channel: FakeChannelState
-) -> None:
+def test_lost_worker_retry_without_history_uses_new_text(touch_of_lost_worker, fake_channel):
     edit("edited {{ user.name }}")
     TemplateText.history.all().delete()
 
@@ -422,15 +395,13 @@ def test_lost_worker_retry_without_history_uses_new_text(
     assert (row.template_version, [message.body for message in fake_channel.received]) == (2, ["hi ann", "edited ann"])
 
 
-def test_manual_retry_repeats_first_body_unless_sent_as_new(
-    hook_touch: UUID, receiver: ScriptedReceiver, matrix: MatrixBuilder
-) -> None:
+def test_manual_retry_repeats_first_body_unless_sent_as_new(hook_touch, receiver, matrix):
     receiver.script = [422] * 3
     deliver_when_due(hook_touch)
     edit("edited {{ user.name }}")
     Node.objects.update(template=matrix.template("another", body="another"))
 
-    def retry(**options: bool) -> Touch:
+    def retry(**options):
         row = FailedTask.objects.get(state="open")
         return deliver_when_due(failed_tasks.retry_failed_task(row.pk, ANN, **options))[0]
 
@@ -445,9 +416,9 @@ def test_manual_retry_repeats_first_body_unless_sent_as_new(
 # --- stale results ---------------------------------------------------------------------------------------------------
 
 
-def test_result_after_lost_lease_is_dropped(fake_touch: UUID, fake_channel: FakeChannelState) -> None:
+def test_result_after_lost_lease_is_dropped(fake_touch, fake_channel):
     """I3: the second worker has delivered it; the first one's refusal means nothing any more."""
-    answers: list[Outcome] = [Delivered(), Permanent("too_late")]
+    answers = [Delivered(), Permanent("too_late")]
     fake_channel.play = lambda message: answers.pop(0)
     lose_a_sending_worker(fake_touch, fake_channel)
     fall_due(fake_touch)
@@ -463,16 +434,11 @@ def test_result_after_lost_lease_is_dropped(fake_touch: UUID, fake_channel: Fake
     assert not FailedTask.objects.exists()
 
 
-def test_touch_rescued_before_send_is_not_sent(
-    fake_touch: UUID,
-    fake_channel: FakeChannelState,
-    second_connection: SecondConnection,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_touch_rescued_before_send_is_not_sent(fake_touch, fake_channel, second_connection, monkeypatch):
     """I3: between the claim and `mark_sending` the process pauses for longer than its lease."""
     mark_sending = touch_ledger.mark_sending
 
-    def stolen_first(*claims: Any, **margin: Any) -> Any:
+    def stolen_first(*claims, **margin):
         second_connection(lambda: (expire_lease(fake_touch), dispatch.rescue_lost_work()))
         return mark_sending(*claims, **margin)
 
@@ -483,5 +449,5 @@ def test_touch_rescued_before_send_is_not_sent(
     assert [(row.state, row.attempt) for row in rows([fake_touch])] == [("scheduled", 0)]
 
 
-def wait_for(state: str, task_id: UUID) -> None:
+def wait_for(state, task_id):
     assert wait_until(lambda: Touch.objects.get(pk=task_id).state == state, WAIT_LIMIT), f"never {state}"

@@ -1,10 +1,7 @@
 """Whether a canary may grow: counts in, one judgement out."""
 
-from __future__ import annotations
-
 import random
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -40,18 +37,16 @@ PLAN = read_plan(PLAN_DEFAULTS)
         (CanaryCounts(49, 49, 0), timedelta(0), Judgement(WAIT, "time")),  # so few prove nothing
     ],
 )
-def test_counts_are_judged_by_time_touches_and_limits(
-    counts: CanaryCounts, since: timedelta, judgement: Judgement
-) -> None:
+def test_counts_are_judged_by_time_touches_and_limits(counts, since, judgement):
     assert judge_canary(PLAN, counts, since) == judgement
 
 
-def test_limit_of_100_is_none() -> None:
+def test_limit_of_100_is_none():
     plan = read_plan({"complaints": 100, "failures": 100})
     assert judge_canary(plan, CanaryCounts(1000, 500, 500), DAY) == Judgement(GROW)
 
 
-def test_canary_at_its_limit_is_rarely_withdrawn_by_chance() -> None:
+def test_canary_at_its_limit_is_rarely_withdrawn_by_chance():
     """Judged after each of 60 parts of 1,500 touches, at the limit itself."""
     dice = random.Random(1)
     withdrawn = 0
@@ -77,7 +72,7 @@ def test_canary_at_its_limit_is_rarely_withdrawn_by_chance() -> None:
         ({"opt_outs": 1}, "opt_outs"),
     ],
 )
-def test_plan_errors_name_the_key(stored: dict[str, Any], field: str) -> None:
+def test_plan_errors_name_the_key(stored, field):
     with pytest.raises(InvalidInput) as refused:
         read_plan(stored)
     assert [each.field for each in refused.value.errors] == [field]

@@ -1,9 +1,6 @@
 """A canary that grows by steps and is withdrawn by itself, with real events, complaints and failures."""
 
-from __future__ import annotations
-
 from itertools import count
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -18,8 +15,6 @@ from scheduling.monitoring.collectors import read_rollouts
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.specs import hash_to_percent
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, SecondConnection
 
 ENOUGH = 12
 PLAN = {"steps": [30, 60, 100], "time": 3600, "touches": ENOUGH}
@@ -30,21 +25,21 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class RolloutCase:
     """One node with a canary; communities that get it and communities that don't."""
 
-    def __init__(self, node: Any, record_event: RecordEvent) -> None:
+    def __init__(self, node, record_event):
         self.happen, self.numbers = record_event, count()
         self.key, self.pk = node.key, node.pk
 
     @property
-    def node(self) -> Node:
+    def node(self):
         return Node.objects.select_related("template", "canary_template").get(pk=self.pk)
 
     @property
-    def rollout(self) -> AutomaticRollout:
+    def rollout(self):
         return AutomaticRollout.objects.get(pk=self.pk)
 
-    def speak(self, canary: bool = True, times: int = ENOUGH) -> list[str]:
+    def speak(self, canary=True, times=ENOUGH):
         """Touch so many customers, each in a community that gets the canary (or not) at this percentage."""
-        users: list[str] = []
+        users = []
         ids = []
         while len(users) < times:
             name = f"u{next(self.numbers)}"
@@ -55,23 +50,23 @@ class RolloutCase:
         deliver(ids)
         return users
 
-    def counts(self) -> tuple[int, int, int]:
+    def counts(self):
         row = self.rollout
         return row.ended, row.failed, row.complained
 
-    def state(self) -> tuple[str, str, float, list[str]]:
+    def state(self):
         row, node = self.rollout, self.node
         return row.state, row.reason, node.canary_percent, node.canary_communities
 
 
 @pytest.fixture
-def rollout_case(matrix: MatrixBuilder, record_event: RecordEvent) -> RolloutCase:
+def rollout_case(matrix, record_event):
     canary = matrix.template("guide-v2", content_type="guide")
     return RolloutCase(matrix.node(canary_template=canary, canary_communities=["vip-group"]), record_event)
 
 
 @pytest.fixture
-def running(rollout_case: RolloutCase) -> RolloutCase:
+def running(rollout_case):
     rollouts.start_rollout(rollout_case.pk, PLAN, OPS)
     return rollout_case
 
@@ -79,7 +74,7 @@ def running(rollout_case: RolloutCase) -> RolloutCase:
 # --- growing --------------------------------------------------------------------------------------------------------
 
 
-def test_rollout_starts_once_at_its_first_step_with_author(rollout_case: RolloutCase, matrix: MatrixBuilder) -> None:
+def test_rollout_starts_once_at_its_first_step_with_author(rollout_case, matrix):
     with pytest.raises(InvalidInput, match="steps"):
         rollouts.start_rollout(rollout_case.pk, PLAN | {"steps": []}, OPS)
     with pytest.raises(InvalidInput, match="canary_template"):
@@ -97,7 +92,7 @@ def test_rollout_starts_once_at_its_first_step_with_author(rollout_case: Rollout
         rollouts.start_rollout(rollout_case.pk, PLAN, OPS)
 
 
-def test_rollout_grows_after_time_and_touches_and_finishes(running: RolloutCase) -> None:
+def test_rollout_grows_after_time_and_touches_and_finishes(running):
     advance_rollouts()
     assert running.rollout.reason == "time"
     pass_time(hours=2)
@@ -125,9 +120,7 @@ def test_rollout_grows_after_time_and_touches_and_finishes(running: RolloutCase)
     assert running.node.version == version
 
 
-def test_each_end_counts_once_and_only_of_the_canary_at_this_step(
-    running: RolloutCase, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_each_end_counts_once_and_only_of_the_canary_at_this_step(running, matrix, record_event):
     matrix.node("other", trigger="other", template=matrix.template("guide-v2"))
     users = running.speak()
     running.speak(canary=False)
@@ -149,7 +142,7 @@ def test_each_end_counts_once_and_only_of_the_canary_at_this_step(
 # --- withdrawn ------------------------------------------------------------------------------------------------------
 
 
-def test_complaints_withdraw_the_canary_with_log_and_metrics(running: RolloutCase) -> None:
+def test_complaints_withdraw_the_canary_with_log_and_metrics(running):
     for user in running.speak():
         running.happen("complaint.received", user)
     pass_time(minutes=5)
@@ -169,14 +162,14 @@ def test_complaints_withdraw_the_canary_with_log_and_metrics(running: RolloutCas
     assert read_states() == {"running": 0, "withdrawn": 0}, "a person has removed it"
 
 
-def read_states() -> dict[str, float]:
+def read_states():
     family = next(iter(read_rollouts(Deadline(60.0))))
     return {each.labels["state"]: each.value for each in family.samples}
 
 
-def test_failing_text_withdraws_the_canary(rollout_case: RolloutCase) -> None:
+def test_failing_text_withdraws_the_canary(rollout_case):
     """Nothing was sent, but it was decided which text it would have been."""
-    text = rollout_case.node.canary_template.texts.get()  # type: ignore[union-attr]
+    text = rollout_case.node.canary_template.texts.get()
     text.body = "{{ event.data.order_no }}"
     text.save()
     rollouts.start_rollout(rollout_case.pk, PLAN, OPS)
@@ -186,9 +179,7 @@ def test_failing_text_withdraws_the_canary(rollout_case: RolloutCase) -> None:
     assert (rollout_case.state(), rollout_case.counts()) == (("withdrawn", "failures", 0, []), (ENOUGH, ENOUGH, 0))
 
 
-def test_canary_without_figures_is_withdrawn_after_5_minutes(
-    running: RolloutCase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_canary_without_figures_is_withdrawn_after_5_minutes(running, monkeypatch):
     """Counting takes too long, minute by minute: a guard that cannot see must not let a harmful canary be."""
     advance_rollouts()
     monkeypatch.setattr(rollouts, "read_plan", _fail)
@@ -200,11 +191,11 @@ def test_canary_without_figures_is_withdrawn_after_5_minutes(
     assert running.state() == ("withdrawn", "unseen", 0, [])
 
 
-def _fail(*_: Any) -> Any:
+def _fail(*_):
     raise ZeroDivisionError
 
 
-def test_failing_rollout_does_not_stop_others(running: RolloutCase, matrix: MatrixBuilder) -> None:
+def test_failing_rollout_does_not_stop_others(running, matrix):
     other = matrix.node("other", canary_template=matrix.template("guide-v2"))
     rollouts.start_rollout(other.pk, PLAN, OPS)
     AutomaticRollout.objects.filter(pk=running.pk).update(plan={"steps": [30], "time": "soon"})
@@ -216,7 +207,7 @@ def test_failing_rollout_does_not_stop_others(running: RolloutCase, matrix: Matr
 # --- people and their node ------------------------------------------------------------------------------------------
 
 
-def save_node(case: RolloutCase, **values: Any) -> Node:
+def save_node(case, **values):
     node = case.node
     for name, value in values.items():
         setattr(node, name, value)
@@ -225,7 +216,7 @@ def save_node(case: RolloutCase, **values: Any) -> Node:
 
 
 @pytest.mark.parametrize("edit", [{"canary_percent": 45}, {"canary_template": None}])
-def test_manual_canary_edit_ends_the_rollout_and_stays(running: RolloutCase, edit: dict[str, Any]) -> None:
+def test_manual_canary_edit_ends_the_rollout_and_stays(running, edit):
     save_node(running, over_cap="defer")
     advance_rollouts()
     assert running.state() == ("running", "time", 30, ["vip-group"]), "that edit has nothing to do with it"
@@ -236,8 +227,8 @@ def test_manual_canary_edit_ends_the_rollout_and_stays(running: RolloutCase, edi
     assert [getattr(after, name) for name in edit] == list(edit.values())
 
 
-def test_new_text_withdraws_the_canary(running: RolloutCase) -> None:
-    text = running.node.canary_template.texts.get()  # type: ignore[union-attr]
+def test_new_text_withdraws_the_canary(running):
+    text = running.node.canary_template.texts.get()
     text.body = "another"
     text.save()
     advance_rollouts()
@@ -247,7 +238,7 @@ def test_new_text_withdraws_the_canary(running: RolloutCase) -> None:
     assert running.state() == ("running", "time", 30, []), "who starts again stands for the new text"
 
 
-def test_stopped_rollout_withdraws_the_canary_once(running: RolloutCase) -> None:
+def test_stopped_rollout_withdraws_the_canary_once(running):
     rollouts.stop_rollout(running.pk, OPS)
     assert running.state() == ("stopped", "", 0, [])
     with pytest.raises(Conflict):
@@ -257,7 +248,7 @@ def test_stopped_rollout_withdraws_the_canary_once(running: RolloutCase) -> None
 # --- two at once, and a death between -------------------------------------------------------------------------------
 
 
-def test_concurrent_passes_advance_once(running: RolloutCase, race: Race) -> None:
+def test_concurrent_passes_advance_once(running, race):
     running.speak()
     pass_time(minutes=59)
     pass_time(minutes=10)
@@ -267,12 +258,10 @@ def test_concurrent_passes_advance_once(running: RolloutCase, race: Race) -> Non
     assert (running.state()[2], running.node.version) == (60, version + 1)
 
 
-def test_edit_while_figures_are_counted_is_kept(
-    running: RolloutCase, second_connection: SecondConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edit_while_figures_are_counted_is_kept(running, second_connection, monkeypatch):
     read = rollouts.sql.rows
 
-    def edit_meanwhile(statement: str, given: Any) -> Any:
+    def edit_meanwhile(statement, given):
         if "scheduling_complaint" in statement:
             second_connection(lambda: rollouts.stop_rollout(running.pk, OPS))
         return read(statement, given)
@@ -282,8 +271,8 @@ def test_edit_while_figures_are_counted_is_kept(
     assert running.state() == ("stopped", "", 0, [])
 
 
-def test_concurrent_starts_create_one(rollout_case: RolloutCase, race: Race) -> None:
-    def start(number: int) -> bool:
+def test_concurrent_starts_create_one(rollout_case, race):
+    def start(number):
         try:
             rollouts.start_rollout(rollout_case.pk, PLAN, Actor(f"p{number}"))
         except Conflict:

@@ -1,10 +1,6 @@
 """Times of day, windows and working days, also where clocks change and holidays move working days (调休)."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,7 +13,6 @@ from scheduling.policy.send_times import (
     SPREAD,
     CalendarSpec,
     CalendarsSpec,
-    SendWindow,
     TimingSpec,
     compile_windows,
     find_send_time,
@@ -35,11 +30,11 @@ CALENDAR = CalendarSpec()
 CHINA = CalendarSpec("china", days={date(2026, 12, 25): False, date(2026, 12, 26): True})
 
 
-def read_windows(lines: Iterable[str], calendar: CalendarSpec = CALENDAR) -> tuple[SendWindow, ...]:
+def read_windows(lines, calendar=CALENDAR):
     return compile_windows(map(parse_window_line, lines), CalendarsSpec({"china": CHINA}, calendar))
 
 
-def timing(*windows: str, at: str = "", not_before: str = "", **changes: Any) -> TimingSpec:
+def timing(*windows, at="", not_before="", **changes):
     calendar = changes.pop("calendar", CALENDAR)
     return TimingSpec(
         calendar,
@@ -50,7 +45,7 @@ def timing(*windows: str, at: str = "", not_before: str = "", **changes: Any) ->
     )
 
 
-def due(spec: TimingSpec, local: str, zone: ZoneInfo = SHANGHAI) -> str:
+def due(spec, local, zone=SHANGHAI):
     """The chosen time, before it is spread."""
     base = datetime.fromisoformat(local).replace(tzinfo=zone).astimezone(UTC)
     found = find_send_time(spec, base, zone.key, "ann")
@@ -68,7 +63,7 @@ def due(spec: TimingSpec, local: str, zone: ZoneInfo = SHANGHAI) -> str:
         ("2025-01-26", True), ("2024-02-04", True), ("2026-07-04", False), ("2026-07-06", True), ("2027-10-01", False),
     ],
 )  # fmt: skip
-def test_chinese_working_day_follows_announced_changes(day: str, working: bool) -> None:
+def test_chinese_working_day_follows_announced_changes(day, working):
     assert is_official_working_day(date.fromisoformat(day), "CN") is working
 
 
@@ -85,7 +80,7 @@ def test_chinese_working_day_follows_announced_changes(day: str, working: bool) 
         ("next_working", "2026-12-24 09:00", "2026-12-26 10:00"),  # own days have precedence over the country
     ],
 )
-def test_time_of_day_moves_to_the_chosen_day(day: str, local: str, expected: str) -> None:
+def test_time_of_day_moves_to_the_chosen_day(day, local, expected):
     assert due(timing(at="10:00", day=day, calendar=CHINA), local) == expected
 
 
@@ -111,11 +106,11 @@ def test_time_of_day_moves_to_the_chosen_day(day: str, local: str, expected: str
         (["daily 10:00-20:00 timezone=Europe/Berlin", "daily 10:00-11:00"], "2026-07-03 05:00", "2026-07-03 10:00"),
     ],
 )
-def test_window_moves_to_its_next_start(windows: list[str], local: str, expected: str) -> None:
+def test_window_moves_to_its_next_start(windows, local, expected):
     assert due(timing(*windows), local) == expected
 
 
-def test_time_of_day_is_exact_and_an_opening_is_spread_over_ten_minutes() -> None:
+def test_time_of_day_is_exact_and_an_opening_is_spread_over_ten_minutes():
     base = datetime(2026, 7, 3, 0, 0, tzinfo=SHANGHAI)
     users = [str(number) for number in range(200)]
     assert {find_send_time(timing(at="10:00"), base, "", user).at.astimezone(SHANGHAI).hour for user in users} == {10}
@@ -126,7 +121,7 @@ def test_time_of_day_is_exact_and_an_opening_is_spread_over_ten_minutes() -> Non
     assert max(late) < datetime(2026, 7, 3, 10, 10, tzinfo=SHANGHAI)
 
 
-def test_not_before_waits_on_the_same_day_only() -> None:
+def test_not_before_waits_on_the_same_day_only():
     assert due(timing(not_before="10:00"), "2026-07-03 03:00") == "2026-07-03 10:00"
     assert due(timing(not_before="10:00"), "2026-07-03 23:00") == "2026-07-03 23:00"
 
@@ -147,13 +142,13 @@ def test_not_before_waits_on_the_same_day_only() -> None:
         (timing("daily 10:00-18:00", at="02:30"), "2026-10-24 20:00", "2026-10-25 09:00"),
     ],
 )
-def test_time_of_day_follows_the_wall_clock_where_clocks_change(spec: TimingSpec, local: str, expected: str) -> None:
+def test_time_of_day_follows_the_wall_clock_where_clocks_change(spec, local, expected):
     base = datetime.fromisoformat(local).replace(tzinfo=BERLIN).astimezone(UTC)
     step = next(at for what, at in reversed(find_send_time(spec, base, BERLIN.key, "ann").steps) if what != "spread")
     assert f"{step.astimezone(UTC):%Y-%m-%d %H:%M}" == expected
 
 
-def test_repeated_hour_opens_its_window_twice() -> None:
+def test_repeated_hour_opens_its_window_twice():
     spec, first = timing("daily 02:00-02:30"), datetime(2026, 10, 25, 0, 0, tzinfo=UTC)  # 02:00 summer time
     assert is_open(spec, BERLIN.key, first)
     assert is_open(spec, BERLIN.key, first + timedelta(hours=1))
@@ -176,7 +171,7 @@ def test_repeated_hour_opens_its_window_twice() -> None:
         ),
     ],
 )
-def test_window_is_read_as_ops_type_it(typed: str, stored: str) -> None:
+def test_window_is_read_as_ops_type_it(typed, stored):
     assert format_window(parse_window_line(typed)) == stored
     assert parse_window_line(stored) == parse_window_line(typed)
 
@@ -186,7 +181,7 @@ def test_window_is_read_as_ops_type_it(typed: str, stored: str) -> None:
     ["", "mon", "mon 9-18", "moon 09:00-18:00", "mon 18:00-09:00", "mon 09:00-24:01", "mon 09:61-10:00",
      "mon 09:00-10:00 timezone=Peking"],
 )  # fmt: skip
-def test_window_in_another_form_is_refused(typed: str) -> None:
+def test_window_in_another_form_is_refused(typed):
     with pytest.raises(ValueError, match=r"must|is not"):
         parse_window_line(typed)
 
@@ -195,7 +190,7 @@ minutes = st.integers(min_value=0, max_value=1439)
 
 
 @st.composite
-def window_texts(draw: st.DrawFn) -> str:
+def window_texts(draw):
     begin = draw(minutes)
     end = draw(st.integers(min_value=begin + 1, max_value=1440))
     days = draw(st.sampled_from(["daily", "weekend", "mon-fri", "sun", "working", "free", "sat-mon", "tue,thu"]))
@@ -210,9 +205,7 @@ instants = st.datetimes(datetime(2024, 1, 1), datetime(2027, 1, 1), timezones=st
     st.sampled_from(ZONES), st.text(max_size=5),
 )  # fmt: skip
 @example(datetime(2026, 10, 25, 0, 40, tzinfo=UTC), ["daily 2:00-2:30"], None, "any", "Europe/Berlin", "ann")
-def test_found_time_is_open_and_never_early(
-    base: datetime, windows: list[str], at: time | None, day: str, zone: str, user_id: str
-) -> None:
+def test_found_time_is_open_and_never_early(base, windows, at, day, zone, user_id):
     wall = at.replace(tzinfo=None, second=0, microsecond=0) if at else None
     spec = TimingSpec(CALENDAR, at=wall, day=day, windows=read_windows(windows))
     found = find_send_time(spec, base, zone, user_id)
@@ -229,7 +222,7 @@ def test_found_time_is_open_and_never_early(
 
 @settings(max_examples=50)
 @given(instants, st.lists(window_texts(), min_size=1, max_size=3), st.sampled_from(ZONES))
-def test_no_minute_before_the_opening_is_open(base: datetime, windows: list[str], zone: str) -> None:
+def test_no_minute_before_the_opening_is_open(base, windows, zone):
     """Except within the hour that a clock change skips: a window that would start in it starts later that day."""
     spec, local = timing(*windows), ZoneInfo(zone)
     start = next(iter(find_send_time(spec, base, zone, "ann").steps), ("", base))[1]
@@ -241,7 +234,7 @@ def test_no_minute_before_the_opening_is_open(base: datetime, windows: list[str]
         probe += timedelta(minutes=7)
 
 
-def test_open_spans_follow_working_days_and_join() -> None:
+def test_open_spans_follow_working_days_and_join():
     since = datetime(2026, 9, 30, 12, tzinfo=SHANGHAI)
     spans = open_spans(
         timing("working 09:00-12:00", "working 12:00-18:00", "free 20:00-24:00"), SHANGHAI.key, since, 10
@@ -255,7 +248,7 @@ def test_open_spans_follow_working_days_and_join() -> None:
 
 
 @each_row("day", ["2026-03-29", "2026-10-25"])
-def test_open_spans_agree_with_is_open_where_clocks_change(day: str) -> None:
+def test_open_spans_agree_with_is_open_where_clocks_change(day):
     spec = timing("daily 01:00-05:00", "daily 22:00-24:00")
     since = datetime.fromisoformat(day).replace(tzinfo=BERLIN).astimezone(UTC)
     spans = open_spans(spec, BERLIN.key, since, 2)

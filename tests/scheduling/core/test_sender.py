@@ -1,39 +1,29 @@
 """The sender on its bad days: what breaks in one parcel stays with that parcel."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.conf import settings
 from django.db import OperationalError, connection
 
 from config.local.processes import wait_until
-from scheduling.channels.base import Delivered, Message, NotSent, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.base import Delivered, NotSent, Permanent, Quota, Transient, Unknown
 from scheduling.channels.quota import Grant, QuotaGate
 from scheduling.delivery import admission, lanes, pipeline, sender
-from scheduling.delivery.outgoing import DeliveryResult
 from scheduling.delivery.settling import settle_results
 from scheduling.models import ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import Shop, deliver_when_due, fall_due, rows
-from tests.scheduling.core.fake_channels import FakeChannel, FakeChannelState
-from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.scheduling.core.conftest import deliver_when_due, fall_due, rows
+from tests.scheduling.core.fake_channels import FakeChannel
 from tests.support.touch_logs import list_attempts
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(shop, monkeypatch):
     """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
-    answers: dict[str, tuple[Outcome, tuple[str, str]]] = {
+    answers = {
         "first": (Delivered("heard"), ("delivered", "")),
         "time beyond all time": (Transient("throttled", retry_after=timedelta.max), ("failed", "internal_error")),
         "reason": (Permanent("no\0reason"), ("failed", "internal_error")),
@@ -44,7 +34,7 @@ def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
         "last": (Delivered("heard"), ("delivered", "")),
     }
 
-    def target_key(self: FakeChannel, message: Message) -> str:
+    def target_key(self, message):
         if message.user_id == "no target":
             raise KeyError("url")
         return "here"
@@ -62,12 +52,12 @@ def test_delivery_that_cannot_be_sent_or_stored_does_not_affect_others(
     assert sender.sender()._pending == 0
 
 
-def test_chunk_margin_covers_its_slowest_channel(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_margin_covers_its_slowest_channel(shop, monkeypatch):
     """A lease that ends during the call would let another worker send it as well."""
-    margins: list[timedelta] = []
+    margins = []
     real = sender.touch_ledger.mark_sending
 
-    def mark_sending(sendings: Any, *, margin: timedelta) -> Any:
+    def mark_sending(sendings, *, margin):
         margins.append(margin)
         return real(sendings, margin=margin)
 
@@ -81,16 +71,16 @@ def test_chunk_margin_covers_its_slowest_channel(shop: Shop, monkeypatch: pytest
 
 
 @pytest.fixture
-def fake_touches(shop: Shop) -> Sequence[UUID]:
+def fake_touches(shop):
     """One due touch for a fake channel."""
     shop.node(channel=shop.create_channel())
-    task_ids: Sequence[UUID] = shop.record_event().task_ids
+    task_ids = shop.record_event().task_ids
     fall_due(*task_ids)
     return task_ids
 
 
 @pytest.fixture
-def leaving_sender(monkeypatch: pytest.MonkeyPatch) -> sender.Sender:
+def leaving_sender(monkeypatch):
     """The sender of a process that is about to end."""
     leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
     for module in (pipeline, admission):
@@ -98,12 +88,10 @@ def leaving_sender(monkeypatch: pytest.MonkeyPatch) -> sender.Sender:
     return leaving
 
 
-def test_failed_settlement_is_repeated(
-    fake_touches: Sequence[UUID], leaving_sender: sender.Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[int] = []
+def test_failed_settlement_is_repeated(fake_touches, leaving_sender, monkeypatch):
+    tries = []
 
-    def fail_twice(results: list[DeliveryResult]) -> None:
+    def fail_twice(results):
         tries.append(len(results))
         if len(tries) <= 2:
             raise OperationalError("the server is starting up")
@@ -117,13 +105,11 @@ def test_failed_settlement_is_repeated(
     assert (tries, Touch.objects.get().state) == ([1, 1, 1], "delivered")
 
 
-def test_hanging_redis_does_not_delay_throttled_result(
-    robot: ScriptedReceiver, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_redis_does_not_delay_throttled_result(robot, record_event, monkeypatch):
     """Many wait for the same threads. When their leases end, certain refusals become `unknown`."""
     asked, answers = threading.Event(), threading.Event()
 
-    def throttle(*arguments: Any) -> bool:
+    def throttle(*arguments):
         asked.set()
         return answers.wait(WAIT_LIMIT)
 
@@ -146,11 +132,11 @@ def test_hanging_redis_does_not_delay_throttled_result(
 
 
 @pytest.fixture
-def marking_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, int]]:
+def marking_threads(monkeypatch):
     """The thread and the database's session of each write that marks."""
-    found: list[tuple[threading.Thread, int]] = []
+    found = []
 
-    def mark_sending(*arguments: Any, **more: Any) -> Any:
+    def mark_sending(*arguments, **more):
         stood = real(*arguments, **more)
         found.append((threading.current_thread(), _session()))
         return stood
@@ -160,21 +146,19 @@ def marking_threads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thr
     return found
 
 
-def _session() -> int:
+def _session():
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])
 
 
-def _lives(session: int) -> bool:
+def _lives(session):
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session])
         return cursor.fetchone() is not None
 
 
-def test_busy_event_loop_threads_do_not_block_marking(
-    shop: Shop, marking_threads: list[tuple[threading.Thread, int]]
-) -> None:
+def test_busy_event_loop_threads_do_not_block_marking(shop, marking_threads):
     """All channels were marked in them, by whichever was free, and each that ever did kept its connection."""
     shop.node("busy", channel=shop.create_channel("busy"))
     shop.node("other", trigger="other", channel=shop.create_channel("other"))
@@ -195,9 +179,7 @@ def test_busy_event_loop_threads_do_not_block_marking(
     shop.fake_channel.release_calls.set()
 
 
-def test_sender_finish_ends_threads_and_connection(
-    fake_touches: Sequence[UUID], marking_threads: list[tuple[threading.Thread, int]], leaving_sender: sender.Sender
-) -> None:
+def test_sender_finish_ends_threads_and_connection(fake_touches, marking_threads, leaving_sender):
     pipeline.deliver_touches(fake_touches)
 
     assert leaving_sender.drain(WAIT_LIMIT)  # to finish starts no more calls
@@ -209,9 +191,7 @@ def test_sender_finish_ends_threads_and_connection(
     assert wait_until(lambda: not _lives(session), WAIT_LIMIT)
 
 
-def test_sender_finish_starts_no_more_calls(
-    shop: Shop, leaving_sender: sender.Sender, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sender_finish_starts_no_more_calls(shop, leaving_sender, monkeypatch):
     """A call that starts late outlasts the process, and its outcome is unknown."""
     monkeypatch.setattr(lanes, "IN_FLIGHT_PER_TARGET", 1)
     shop.node(channel=shop.create_channel())
@@ -232,15 +212,10 @@ def test_sender_finish_starts_no_more_calls(
     assert sorted(row.state for row in rows(task_ids)) == ["delivered", "scheduled", "scheduled"]
 
 
-def test_sender_finish_defers_what_waits_for_quota(
-    fake_touches: Sequence[UUID],
-    fake_channel: FakeChannelState,
-    leaving_sender: sender.Sender,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sender_finish_defers_what_waits_for_quota(fake_touches, fake_channel, leaving_sender, monkeypatch):
     asked = threading.Event()
 
-    def deny(quotas: Any, wanted: Any) -> dict[str, Grant]:
+    def deny(quotas, wanted):
         asked.set()
         return {key: Grant(0, timedelta(0)) for key in wanted}
 
@@ -254,12 +229,12 @@ def test_sender_finish_defers_what_waits_for_quota(
     assert (row.state, row.reason, fake_channel.received) == ("scheduled", "target_busy", [])
 
 
-def test_touch_without_free_connection_uses_up_no_retry(shop: Shop) -> None:
+def test_touch_without_free_connection_uses_up_no_retry(shop):
     """It failed after its last retry although no request of it had ever been sent, or after the first that was."""
     shop.node(channel=shop.create_channel("robot", retry_delays=[60]))
     (task_id,) = shop.record_event().task_ids
     busy = NotSent("busy").outcome()
-    answers: list[Outcome] = [busy, busy, Transient("http_503"), busy, busy, Delivered()]
+    answers = [busy, busy, Transient("http_503"), busy, busy, Delivered()]
     shop.fake_channel.play = lambda message: answers.pop(0)
     while answers:
         (row,) = deliver_when_due(task_id)
@@ -268,13 +243,11 @@ def test_touch_without_free_connection_uses_up_no_retry(shop: Shop) -> None:
     assert [(each.number, each.outcome) for each in list_attempts(pk=task_id)] == [(1, "transient"), (2, "delivered")]
 
 
-def test_touch_whose_mark_lost_its_answer_goes_again(
-    fake_touches: Sequence[UUID], fake_channel: FakeChannelState, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_touch_whose_mark_lost_its_answer_goes_again(fake_touches, fake_channel, monkeypatch):
     """The mark is stored, but nothing was sent. That is no attempt."""
     mark_sending = sender.touch_ledger.mark_sending
 
-    def lose_answer(sendings: Any, *, margin: timedelta) -> Any:
+    def lose_answer(sendings, *, margin):
         assert mark_sending(sendings, margin=margin) == dict.fromkeys(fake_touches)
         raise OperationalError("the connection is lost")
 
@@ -292,7 +265,7 @@ def test_touch_whose_mark_lost_its_answer_goes_again(
 
 
 @pytest.fixture
-def robot(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> ScriptedReceiver:
+def robot(matrix, receiver):
     """Of a community that names one for DingTalk as such, with a channel for texts and one for markdown."""
     Community.objects.create(chat_id="c1", targets={"dingtalk": {"url": receiver.url}})
     for form in ("text", "markdown"):
@@ -301,7 +274,7 @@ def robot(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> ScriptedReceiver
     return receiver
 
 
-def test_robot_quota_is_shared_by_its_channels(robot: ScriptedReceiver, record_event: RecordEvent) -> None:
+def test_robot_quota_is_shared_by_its_channels(robot, record_event):
     """It took 20 a minute from each of them, and its vendor mutes a robot for ten minutes that is sent 21."""
     robot.script = [{"errcode": 0}] * 30
     texts, others = (
@@ -317,7 +290,7 @@ def test_robot_quota_is_shared_by_its_channels(robot: ScriptedReceiver, record_e
     assert ends == [("delivered", "")] * 5 + [("scheduled", "quota")] * 10
 
 
-def test_muted_robot_is_not_called_by_other_channel(robot: ScriptedReceiver, record_event: RecordEvent) -> None:
+def test_muted_robot_is_not_called_by_other_channel(robot, record_event):
     robot.script = [{"errcode": 130101, "errmsg": "send too fast"}]
     (text,) = record_event("text", "ann", chat_id="c1").task_ids
     (other,) = record_event("markdown", "bob", chat_id="c1").task_ids

@@ -1,12 +1,8 @@
 """Each part of an address of Redis or RabbitMQ reaches its clients, or the start refuses it by name."""
 
-from __future__ import annotations
-
 import ssl
 
-import pytest
 from django.core.checks import run_checks
-from pytest_django import Settings
 
 from config.environment import environment
 from config.settings.connections import build_broker
@@ -42,9 +38,7 @@ UNVERIFIED = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False}
          {"username": "u", "password": "p,q", "ssl_ca_certs": CA, **VERIFIED}),
     ],
 )  # fmt: skip
-def test_address_becomes_options_of_the_client(
-    url: str, hosts: list[tuple[str, int]], options: dict[str, object]
-) -> None:
+def test_address_becomes_options_of_the_client(url, hosts, options):
     found = parse_redis(url)
     assert (list(found.hosts), found.options) == (hosts, options)
 
@@ -69,7 +63,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_part_that_no_client_could_honour_is_refused_by_name() -> None:
+def test_part_that_no_client_could_honour_is_refused_by_name():
     for url, words in REFUSED:
         said = refusal_of(CELERY_BROKER_URL=url)
         assert f"  CELERY_BROKER_URL: Value error, {words}" in said
@@ -93,7 +87,7 @@ A_CLUSTER = "a cluster is redis+cluster://user:password@h1:6379,h2:6379, or redi
         (f"redis+cluster://h1?ssl_ca_certs={CA}", "“ssl_ca_certs” without TLS"),
     ],
 )  # fmt: skip
-def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> None:
+def test_wrong_address_of_a_cluster_is_refused_by_name(url, words):
     assert f"  AFTERTOUCH_SESSIONS_REDIS_URL: Value error, {words}" in refusal_of(AFTERTOUCH_SESSIONS_REDIS_URL=url)
 
 
@@ -118,7 +112,7 @@ def test_wrong_address_of_a_cluster_is_refused_by_name(url: str, words: str) -> 
         ("AFTERTOUCH_SENTINEL_URL_OPTIONS", f"ssl=true&ssl_ca_certs={NO_FILE}", "“ssl_ca_certs” names no file"),
     ],
 )
-def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name: str, text: str, words: str) -> None:
+def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name, text, words):
     said = refusal_of(**{name: text})
     assert f"  {name}: Value error, {words}" in said
     assert "hidden" not in said
@@ -139,11 +133,11 @@ def test_wrong_address_or_option_of_sentinels_is_refused_by_name(name: str, text
         ("amqps://h?ssl_cert_reqs=none", "amqps://h", {"cert_reqs": ssl.CERT_NONE}),
     ],
 )  # fmt: skip
-def test_broker_gets_a_plain_address_and_tls_options(url: str, address: str, tls: dict[str, object] | bool) -> None:
+def test_broker_gets_a_plain_address_and_tls_options(url, address, tls):
     assert build_broker(url) == (address, tls)
 
 
-def test_deploy_check_warns_of_each_unverified_server(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+def test_deploy_check_warns_of_each_unverified_server(monkeypatch, settings):
     unverified = {
         "REDIS_URL": "rediss://h?ssl_cert_reqs=none",
         "CELERY_BROKER_URL": "amqps://h?ssl_check_hostname=false",

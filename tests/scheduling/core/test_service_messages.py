@@ -1,23 +1,15 @@
 """Messages of WeChat customer service: the callback has none, they are fetched and recorded once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.db import transaction
-from django.test import Client
-from pytest_django import Settings
 
 from scheduling.channels.vendors import wechat
 from scheduling.models import ChannelConfig, Customer, DeliveryReceipt, Event
 from tests.scheduling.api.test_callbacks import CORP, KEY, TOKEN, seal, spoken
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import SecondConnection
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("forgotten_tokens")]
 ACCESS = {"errcode": 0, "access_token": "token-of-the-vendor", "expires_in": 7200}
@@ -25,7 +17,7 @@ SENT = {"errcode": 0, "errmsg": "ok", "msgid": "x"}
 
 
 @pytest.fixture
-def service(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> Any:
+def service(matrix, receiver):
     """A customer service account whose vendor is the receiver, and a customer of it."""
     config = {
         "url": receiver.url.removesuffix("/hook"), "corp_id": CORP, "open_kfid": "wk1", "secret": "s" * 20,
@@ -35,25 +27,23 @@ def service(matrix: MatrixBuilder, receiver: ScriptedReceiver) -> Any:
     return Customer.objects.create(user_id="ann", addresses={"wechat_kf": "wm1"})
 
 
-def page(*entries: dict[str, Any], cursor: str, more: int = 0) -> dict[str, Any]:
+def page(*entries, cursor, more=0):
     return {"errcode": 0, "errmsg": "ok", "next_cursor": cursor, "has_more": more, "msg_list": list(entries)}
 
 
-def said(message_id: str, address: str = "wm1") -> dict[str, Any]:
+def said(message_id, address="wm1"):
     seconds = int(datetime.now(UTC).timestamp())
     return {"msgid": message_id, "send_time": seconds, "origin": 3, "external_userid": address, "msgtype": "text"}
 
 
-def notify(client: Client, account: str = "wk1") -> int:
+def notify(client, account="wk1"):
     event = spoken("sys", kind="event", Event="kf_msg_or_event", Token="T1", OpenKfId=account)
     query, body = seal(event)
     answer = client.post("/hooks/kf/", body, content_type="text/xml", query_params=query)
     return answer.status_code
 
 
-def test_messages_are_fetched_by_cursor_and_recorded_once(
-    service: Any, receiver: ScriptedReceiver, client: Client, record_event: RecordEvent
-) -> None:
+def test_messages_are_fetched_by_cursor_and_recorded_once(service, receiver, client, record_event):
     receiver.script = [ACCESS, SENT]
     (row,) = deliver_when_due(record_event().task_ids[0])
     assert row.state == "delivered", row.reason
@@ -71,9 +61,7 @@ def test_messages_are_fetched_by_cursor_and_recorded_once(
     assert service.conversation_at is not None
 
 
-def test_messages_that_could_not_be_recorded_are_fetched_again(
-    service: Any, receiver: ScriptedReceiver, client: Client, second_connection: SecondConnection, settings: Settings
-) -> None:
+def test_messages_that_could_not_be_recorded_are_fetched_again(service, receiver, client, second_connection, settings):
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     receiver.script = [ACCESS, page(said("m1"), cursor="c1")]
     with transaction.atomic():
@@ -89,9 +77,7 @@ def test_messages_that_could_not_be_recorded_are_fetched_again(
     assert Event.objects.filter(type="conversation.started").count() == 1
 
 
-def test_failed_message_of_the_vendor_is_a_bounce(
-    service: Any, receiver: ScriptedReceiver, client: Client, record_event: RecordEvent
-) -> None:
+def test_failed_message_of_the_vendor_is_a_bounce(service, receiver, client, record_event):
     receiver.script = [ACCESS, SENT]
     (row,) = deliver_when_due(record_event().task_ids[0])
     failed = {
@@ -103,9 +89,7 @@ def test_failed_message_of_the_vendor_is_a_bounce(
     assert (DeliveryReceipt.objects.get().kind, DeliveryReceipt.objects.get().detail) == ("bounced", "msg_send_fail 4")
 
 
-def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(
-    service: Any, receiver: ScriptedReceiver, client: Client
-) -> None:
+def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(service, receiver, client):
     """A page of 1,000 messages had more than 64 KB. It was asked for again at each callback, and none got through."""
     long = page(*(said(f"m{number}") | {"text": {"content": "x" * 1_000}} for number in range(100)), cursor="c100")
     receiver.script = [ACCESS, long, page(said("m0"), cursor="c25", more=1), page(said("m25"), cursor="c50")]
@@ -116,9 +100,7 @@ def test_page_that_is_too_long_to_be_read_is_asked_for_in_parts(
 
 
 @pytest.mark.parametrize("pages", [0, wechat.MOST_REQUESTS])
-def test_read_pages_count_when_messages_are_left(
-    service: Any, receiver: ScriptedReceiver, client: Client, monkeypatch: pytest.MonkeyPatch, pages: int
-) -> None:
+def test_read_pages_count_when_messages_are_left(service, receiver, client, monkeypatch, pages):
     """A vendor that fails is asked again later, and a slow one with a long backlog would otherwise send the same pages
     at each callback."""
     monkeypatch.setattr(wechat, "LONGEST_SYNC", timedelta(minutes=1))
@@ -132,9 +114,7 @@ def test_read_pages_count_when_messages_are_left(
     assert Event.objects.filter(type="conversation.started").count() == pages + 1
 
 
-def test_another_account_of_the_channel_starts_without_a_cursor(
-    service: Any, receiver: ScriptedReceiver, client: Client
-) -> None:
+def test_another_account_of_the_channel_starts_without_a_cursor(service, receiver, client):
     assert notify(client, "wk2") == 200
     assert not receiver.calls, "the callback of an unknown account fetches nothing"
     receiver.script = [ACCESS, page(said("m1"), cursor="c1"), ACCESS, page(said("m2"), cursor="d1")]

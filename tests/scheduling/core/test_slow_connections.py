@@ -1,18 +1,13 @@
 """A receiver that accepts connections late gets no more messages in a window than its quota."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
 
 import psutil
 import pytest
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling.channels import http_client
@@ -22,7 +17,6 @@ from scheduling.channels.webhook import Webhook
 from scheduling.models import ChannelConfig
 from tests.scheduling.core.conftest import fall_due
 from tests.scheduling.core.test_admission import all_delivered, deliver_due_until
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -31,7 +25,7 @@ LIMIT, WINDOW = 5, timedelta(seconds=2)
 
 
 class Robot(Webhook):
-    kind: ClassVar[str] = "robot"
+    kind = "robot"
     quotas = (Quota(LIMIT, WINDOW),)
 
 
@@ -41,19 +35,19 @@ class LateReceiver(ThreadingHTTPServer):
     request_queue_size = 0
     daemon_threads = True
 
-    def __init__(self) -> None:
-        self.arrivals: list[float] = []
+    def __init__(self):
+        self.arrivals = []
         self.serving = threading.Thread(target=self.serve_forever, daemon=True)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
+            def do_POST(self):
                 receiver.arrivals.append(time.monotonic())
                 self.rfile.read(int(self.headers["Content-Length"]))
                 self.send_response(204)
                 self.end_headers()
 
-            def log_message(self, *_: Any) -> None: ...
+            def log_message(self, *_): ...
 
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/hook"
@@ -62,7 +56,7 @@ class LateReceiver(ThreadingHTTPServer):
             filler.setblocking(False)
             filler.connect_ex(self.server_address)
 
-    def connecting(self) -> int:
+    def connecting(self):
         own = [each.getsockname()[1] for each in self._fillers]
         found = psutil.Process().net_connections("tcp")
         return sum(
@@ -70,14 +64,14 @@ class LateReceiver(ThreadingHTTPServer):
             for each in found
         )
 
-    def accept(self) -> None:
+    def accept(self):
         for filler in self._fillers:
             filler.close()
         self.serving.start()
 
 
 @pytest.fixture
-def late_receiver(_sending: None, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateReceiver]:
+def late_receiver(_sending, settings, monkeypatch):
     """It accepts once all connect. A connection that ended before would be missing for ever: the receiver rests."""
     monkeypatch.setattr(http_client, "CONNECT_TIMEOUT", 20.0)  # as long as a channel's
     settings.CHANNELS = settings.CHANNELS | {"robot": "tests.scheduling.core.test_slow_connections.Robot"}
@@ -89,24 +83,24 @@ def late_receiver(_sending: None, settings: Settings, monkeypatch: pytest.Monkey
 
 
 def test_slow_connections_do_not_bring_messages_of_two_windows_together(
-    matrix: MatrixBuilder, late_receiver: LateReceiver, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    matrix, late_receiver, record_event, monkeypatch
+):
     robot = ChannelConfig.objects.create(key="robot", kind="robot", idempotent=False, config={"url": late_receiver.url})
     matrix.node(channel=robot)
     for number in range(2 * LIMIT):
         record_event(user=f"user-{number}")
     fall_due()
 
-    connected: list[float] = []  # before the first byte; when a slow machine notes the arrival says less
+    connected = []  # before the first byte; when a slow machine notes the arrival says less
     renew = HeldSlot.renew
 
-    async def note(self: HeldSlot) -> None:
+    async def note(self):
         connected.append(time.monotonic())
         await renew(self)
 
     monkeypatch.setattr(HeldSlot, "renew", note)
 
-    def accept_when_all_connect() -> None:
+    def accept_when_all_connect():
         assert wait_until(lambda: late_receiver.connecting() == LIMIT, WAIT_LIMIT)
         late_receiver.accept()
 

@@ -1,11 +1,7 @@
 """Mails over relays that take their time: no time of a mail runs while it waits for a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from uuid import UUID
 
 import pytest
 
@@ -14,9 +10,8 @@ from scheduling.channels.email import AT_ONCE, Email, mail_threads
 from scheduling.delivery import pipeline
 from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
-from tests.scheduling.channels.relays import RelayServer, SmtpDialog
+from tests.scheduling.channels.relays import RelayServer
 from tests.scheduling.core.conftest import fall_due, rows
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,12 +21,12 @@ A_FEW = 4  #: at once: they are all with the relay long before the time of the f
 class SlowRelay:
     """Takes a mail and keeps its answer to itself until it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.holds = self.most = 0
         self.release_calls = asyncio.Event()
         self.server = RelayServer({"END": self._hold})
 
-    async def _hold(self, talk: SmtpDialog) -> str:
+    async def _hold(self, talk):
         self.holds += 1
         self.most = max(self.most, self.holds)
         await self.release_calls.wait()
@@ -40,7 +35,7 @@ class SlowRelay:
 
 
 @pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
+def loop():
     """Relays answer in a thread of their own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -52,7 +47,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 @pytest.fixture
-def slow(_sending: None, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowRelay]:
+def slow(_sending, loop, monkeypatch):
     monkeypatch.setattr(Email, "at_once", A_FEW)
     relay = SlowRelay()
     asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(WAIT_LIMIT)
@@ -63,7 +58,7 @@ def slow(_sending: None, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServer]:
+def quick(_sending, loop):
     relay = RelayServer()
     asyncio.run_coroutine_threadsafe(relay.__aenter__(), loop).result(WAIT_LIMIT)
     yield relay
@@ -71,10 +66,10 @@ def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServ
 
 
 @pytest.fixture
-def mails(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[RelayServer, int], list[UUID]]:
+def mails(matrix, record_event):
     """Deliver so many over this relay; returns their ids."""
 
-    def mails(relay: RelayServer, count: int) -> list[UUID]:
+    def mails(relay, count):
         key = f"mail-{relay.port}"
         channel = ChannelConfig.objects.create(key=key, kind="email", config={"url": relay.url})
         matrix.node(key, trigger=key, channel=channel)
@@ -89,9 +84,7 @@ def mails(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[[RelaySe
     return mails
 
 
-def test_mail_is_marked_when_a_thread_is_free(
-    mails: Callable[[RelayServer, int], list[UUID]], slow: SlowRelay, loop: asyncio.AbstractEventLoop
-) -> None:
+def test_mail_is_marked_when_a_thread_is_free(mails, slow, loop):
     """All were marked and their time ran while 32 threads sent them one by one.
 
     Each thread picked the one with the least time left and gave it up, often after the relay had it. The outcome was
@@ -108,9 +101,7 @@ def test_mail_is_marked_when_a_thread_is_free(
     assert slow.most == A_FEW
 
 
-def test_slow_relay_does_not_block_another(
-    mails: Callable[[RelayServer, int], list[UUID]], slow: SlowRelay, quick: RelayServer
-) -> None:
+def test_slow_relay_does_not_block_another(mails, slow, quick):
     held = mails(slow.server, A_FEW)
     assert wait_until(lambda: slow.holds == A_FEW, WAIT_LIMIT)
 

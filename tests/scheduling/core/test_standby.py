@@ -1,12 +1,8 @@
 """A standby beat waits for the lock and publishes nothing."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-import redis
 from django.db import connection
 from django_celery_beat.models import PeriodicTasks
 
@@ -18,19 +14,19 @@ from tests.support.waiting import WAIT_LIMIT
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def await_lead(beat: LeaderScheduler) -> None:
+def await_lead(beat):
     """The lock of another beat goes with its backend, some time after its connection was closed."""
     assert wait_until(lambda: bool(beat._holds_lock()), WAIT_LIMIT)
 
 
-def make_passes_due(*beats: LeaderScheduler) -> None:
+def make_passes_due(*beats):
     for beat in beats:
         for each in beat._passes.values():
             each.last_run_at -= timedelta(hours=1)
         PeriodicTasks.update_changed()  # so that it computes again when its entries fall due
 
 
-def tick(beat: LeaderScheduler, valkey: redis.Redis, *, times: int) -> int:
+def tick(beat, valkey, *, times):
     """Let it tick and return how many messages it published."""
     before = valkey.llen("mq:ticks")
     for _ in range(times):
@@ -39,7 +35,7 @@ def tick(beat: LeaderScheduler, valkey: redis.Redis, *, times: int) -> int:
 
 
 @pytest.fixture
-def beats(monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis) -> Iterator[tuple[LeaderScheduler, LeaderScheduler]]:
+def beats(monkeypatch, valkey):
     """Two beats: the first one leads, and in both the passes are due."""
     monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
     leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
@@ -52,9 +48,7 @@ def beats(monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis) -> Iterator[tupl
         standby.close()
 
 
-def test_tick_of_standby_publishes_only_after_leader_is_gone(
-    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis
-) -> None:
+def test_tick_of_standby_publishes_only_after_leader_is_gone(beats, valkey):
     leader, standby = beats
     assert tick(leader, valkey, times=20) > 0
     assert tick(standby, valkey, times=20) == 0
@@ -64,9 +58,7 @@ def test_tick_of_standby_publishes_only_after_leader_is_gone(
     assert tick(standby, valkey, times=20) > 0
 
 
-def test_tick_of_leader_without_lock_publishes_nothing(
-    beats: tuple[LeaderScheduler, LeaderScheduler], valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tick_of_leader_without_lock_publishes_nothing(beats, valkey, monkeypatch):
     """PostgreSQL ended its session, and another beat leads since."""
     monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks
     former, successor = beats

@@ -1,14 +1,11 @@
 """A message template is bounded in time and memory for any text and data."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 import subprocess
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +18,7 @@ MOST_SECONDS = 1.0  #: of processor time; the slowest takes a tenth
 MOST_BYTES = 32 * 1024 * 1024
 
 
-def test_template_bombs_fail_within_limits() -> None:
+def test_template_bombs_fail_within_limits():
     program = [sys.executable, "-m", "tests.scheduling.core.template_bombs"]
     measured = json.loads(subprocess.run(program, check=True, capture_output=True, timeout=240).stdout)
     assert {
@@ -86,13 +83,13 @@ REPR = re.compile(
 )
 
 
-def rendered(body: str, data: Any, subject: str = "") -> tuple[str, str, str]:
+def rendered(body, data, subject=""):
     spec = template(texts=(TextSpec("en", subject, body),))
     return render_message(spec, ann(), event(data=data, occurred_at=datetime(2026, 3, 3, tzinfo=UTC)))
 
 
 @given(TEXTS, st.dictionaries(st.sampled_from(["a", "b", "items"]), DATA, max_size=3))
-def test_render_any_text_raises_only_cannot_render(body: str, data: dict[str, Any]) -> None:
+def test_render_any_text_raises_only_cannot_render(body, data):
     before = repr(data)
     with contextlib.suppress(CannotRender):
         _, said, _ = rendered(body, data, subject=body)
@@ -102,14 +99,14 @@ def test_render_any_text_raises_only_cannot_render(body: str, data: dict[str, An
 
 
 @given(st.text(st.sampled_from("{}%#- '\"()[]|.,:~=*abuser.ifendforset0x9_\n")))
-def test_render_garbage_raises_only_cannot_render(body: str) -> None:
+def test_render_garbage_raises_only_cannot_render(body):
     with contextlib.suppress(CannotRender):
         rendered(body, {})
 
 
 @settings(max_examples=50)
 @given(DATA)
-def test_render_any_value_prints_its_text_or_fails(value: Any) -> None:
+def test_render_any_value_prints_its_text_or_fails(value):
     try:
         _, said, _ = rendered("{{ event.data.a }}", {"a": value})
     except CannotRender:

@@ -1,14 +1,9 @@
 """One trace from the HTTP API to the receiver."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -24,8 +19,7 @@ from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.planning.ingest import NewEvent, record_events
 from scheduling.tracing import read_traceparent
 from tests.docs.pages import commands
-from tests.scheduling.core.conftest import Shop, deliver_when_due
-from tests.support.matrix import RecordEvent
+from tests.scheduling.core.conftest import deliver_when_due
 from tests.support.tables import each_row
 
 TRACE = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
@@ -33,7 +27,7 @@ THEIRS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recomm
 
 
 @each_row("value", [THEIRS, THEIRS.replace("-01", "-00"), THEIRS.replace("00-4", "cc-4"), "cc" + THEIRS[2:] + "-more"])
-def test_read_traceparent_reads_valid_value(value: str) -> None:
+def test_read_traceparent_reads_valid_value(value):
     assert read_traceparent(value) == TRACE
 
 
@@ -44,12 +38,12 @@ def test_read_traceparent_reads_valid_value(value: str) -> None:
         f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-{TRACE.hex}-{'0' * 16}-01", THEIRS.replace("f", "g"),
     ],
 )  # fmt: skip
-def test_read_traceparent_invalid_is_none(value: object) -> None:
+def test_read_traceparent_invalid_is_none(value):
     assert read_traceparent(value) is None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_touch_passes_trace_to_channel_and_log(shop: Shop) -> None:
+def test_touch_passes_trace_to_channel_and_log(shop):
     shop.node(channel=shop.create_channel())
     shop.answer(Permanent("refused"))
     (named,) = shop.record_event(trace_id=TRACE).task_ids
@@ -67,12 +61,12 @@ def test_touch_passes_trace_to_channel_and_log(shop: Shop) -> None:
 
 
 @pytest.fixture
-def grep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+def grep(capsys, tmp_path):
     """The page's own command on what this process has written so far: what it finds, in the order of the log."""
     written = tmp_path / ".state/logs/all.log"
     written.parent.mkdir(parents=True)
 
-    def grep(trace: str) -> list[dict[str, Any]]:
+    def grep(trace):
         with written.open("a", encoding="utf-8") as log:
             log.write(capsys.readouterr().err)
         page = (ROOT / "docs/how-to/follow-an-event.md").read_text("utf-8")
@@ -83,12 +77,12 @@ def grep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., li
     return grep
 
 
-def ends(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def ends(lines):
     return [(line["event"], line.get("state", ""), line.get("reason", "")) for line in lines]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_follows_each_event_to_the_end_of_its_touch(shop: Shop, grep: Callable[..., list[dict[str, Any]]]) -> None:
+def test_log_follows_each_event_to_the_end_of_its_touch(shop, grep):
     shop.node(channel=shop.create_channel(retry_delays=[60]), cancel_on=["order.paid"])
     stored = ("events_stored", "", "")
     again, cancelled = new_id(), new_id()
@@ -121,9 +115,7 @@ def test_log_follows_each_event_to_the_end_of_its_touch(shop: Shop, grep: Callab
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_has_stored_events_but_not_rolled_back(
-    record_event: RecordEvent, grep: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_log_has_stored_events_but_not_rolled_back(record_event, grep):
     with suppress(RuntimeError), transaction.atomic():
         record_event(trace_id=TRACE)
         raise RuntimeError
@@ -133,7 +125,7 @@ def test_log_has_stored_events_but_not_rolled_back(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_log_groups_50_touches_in_a_short_line(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_groups_50_touches_in_a_short_line(shop, capsys):
     shop.node(channel=shop.create_channel())
     receipts = record_events([NewEvent("shop", str(n), "material.downloaded", f"u{n}") for n in range(120)])
     deliver_when_due(*(task_id for each in receipts for task_id in each.task_ids))

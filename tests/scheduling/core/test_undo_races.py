@@ -1,10 +1,6 @@
 """Two undos of one act at once, and an undo beside the work that it takes back: one of them has its effect."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,29 +15,28 @@ from scheduling.models import AuditEntry, BulkAction, FailedTask, Node, Pause, T
 from scheduling.operations import bulk_actions, commands, failed_tasks, undo
 from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import LATER, deliver, held_by_second_connection
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, act_on_second_connection, count_lock_waits
+from tests.support.second_connection import act_on_second_connection, count_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def ann(db: None) -> Actor:
+def ann(db):
     user = User.objects.create_user("ann")
     user.user_permissions.set(Permission.objects.filter(content_type__app_label="scheduling"))
     return Actor("ann", user, "r")
 
 
 @pytest.fixture
-def touch(matrix: MatrixBuilder, record_event: RecordEvent, create_fake_channel: Any) -> UUID:
+def touch(matrix, record_event, create_fake_channel):
     matrix.node(channel=create_fake_channel())
     (task_id,) = record_event().task_ids
     assert isinstance(task_id, UUID)
     return task_id
 
 
-def attempt(act: Callable[[], object]) -> str:
+def attempt(act):
     """Return "done", or why it was refused."""
     try:
         act()
@@ -50,16 +45,16 @@ def attempt(act: Callable[[], object]) -> str:
     return "done"
 
 
-def undo_all(race: Race, act_id: UUID, actor: Actor) -> list[str]:
+def undo_all(race, act_id, actor):
     return sorted(race(4, lambda _number: attempt(lambda: undo.undo_act(act_id, actor))))
 
 
-def offer(actor: Actor, act: str, key: object, **given: Any) -> UUID:
+def offer(actor, act, key, **given):
     assert actor.user
     return undo.offer_undo(actor.user, act, [key], given=given)
 
 
-def test_of_concurrent_undos_of_a_cancel_one_plans_the_touch(touch: UUID, ann: Actor, race: Race) -> None:
+def test_of_concurrent_undos_of_a_cancel_one_plans_the_touch(touch, ann, race):
     commands.cancel_one_touch(touch, actor="ann")
     act_id = offer(ann, "touch.cancel", touch)
     assert undo_all(race, act_id, ann) == [*[undo.EXPIRED] * 3, "done"]
@@ -67,7 +62,7 @@ def test_of_concurrent_undos_of_a_cancel_one_plans_the_touch(touch: UUID, ann: A
     assert AuditEntry.objects.filter(action="undone").count() == 1
 
 
-def test_of_two_operators_who_end_a_pause_one_wins(ann: Actor, race: Race) -> None:
+def test_of_two_operators_who_end_a_pause_one_wins(ann, race):
     pause = commands.pause_scope("all", user=ann.user, actor="ann")
     act_id = offer(ann, "pause", "all", pause=pause.pk)
     acts = (lambda: undo.undo_act(act_id, ann), lambda: commands.resume_scope("all", actor="bob"))
@@ -77,9 +72,7 @@ def test_of_two_operators_who_end_a_pause_one_wins(ann: Actor, race: Race) -> No
     assert AuditEntry.objects.filter(action="resumed").count() == 1
 
 
-def test_undo_beside_an_event_of_the_customer_waits_and_refuses(
-    touch: UUID, record_event: RecordEvent, ann: Actor, race: Race
-) -> None:
+def test_undo_beside_an_event_of_the_customer_waits_and_refuses(touch, record_event, ann, race):
     """The event's transaction has the customer's lock first, so the undo reads the event."""
     commands.cancel_one_touch(touch, actor="ann")
     act_id = offer(ann, "touch.cancel", touch)
@@ -89,7 +82,7 @@ def test_undo_beside_an_event_of_the_customer_waits_and_refuses(
     assert not Touch.objects.filter(retry_of=touch).exists()
 
 
-def test_undone_switch_off_waits_for_a_worker_that_suppresses(touch: UUID, ann: Actor, race: Race) -> None:
+def test_undone_switch_off_waits_for_a_worker_that_suppresses(touch, ann, race):
     """The end of the touch is not committed when the undo starts to plan touches again."""
     node = Node.objects.get()
     since = sql.now()
@@ -104,7 +97,7 @@ def test_undone_switch_off_waits_for_a_worker_that_suppresses(touch: UUID, ann: 
 
 
 @pytest.fixture
-def switched_off(touch: UUID, record_event: RecordEvent, ann: Actor) -> Callable[[], list[str]]:
+def switched_off(touch, record_event, ann):
     """A node with due touches that was switched off and on again. Return the second part of the undo."""
     node = Node.objects.get()
     for number in range(20):
@@ -116,7 +109,7 @@ def switched_off(touch: UUID, record_event: RecordEvent, ann: Actor) -> Callable
     return lambda: commands.plan_suppressed_again(str(node.pk), ann, version=1, since=since.isoformat())
 
 
-def suppress(touch: UUID) -> None:
+def suppress(touch):
     """As a worker does that has read the node as off."""
     locks.lock_customers_of_touches([touch])
     sql.execute(
@@ -125,16 +118,16 @@ def suppress(touch: UUID) -> None:
     )  # fmt: skip
 
 
-def waits_or_polls() -> bool:
+def waits_or_polls():
     asks = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE %(text)s"
     return count_lock_waits() > 0 or bool(sql.rows(asks, {"text": "%pg_locks%"}))
 
 
-def test_undone_switch_off_locks_no_touches_while_it_waits(switched_off: Callable[[], list[str]], race: Race) -> None:
+def test_undone_switch_off_locks_no_touches_while_it_waits(switched_off, race):
     last = Touch.objects.order_by("pk")[20].pk
     free = "SELECT task_id FROM scheduling_touch WHERE state <> 'suppressed' FOR UPDATE SKIP LOCKED"
 
-    def act(number: int) -> Any:
+    def act(number):
         if number:
             return switched_off()
         try:
@@ -149,9 +142,7 @@ def test_undone_switch_off_locks_no_touches_while_it_waits(switched_off: Callabl
     assert Touch.objects.get(retry_of=last).state == "scheduled"
 
 
-def test_undone_switch_off_waits_a_limited_time(
-    touch: UUID, switched_off: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, race: Race
-) -> None:
+def test_undone_switch_off_waits_a_limited_time(touch, switched_off, monkeypatch, race):
     """The touch that a stuck worker holds stays suppressed, and the undo reports it."""
     monkeypatch.setattr(commands, "DELIVERY_WAIT", timedelta(milliseconds=50))
     with held_by_second_connection(lambda: suppress(touch), commit=True):
@@ -161,7 +152,7 @@ def test_undone_switch_off_waits_a_limited_time(
 
 
 @pytest.fixture
-def retried(matrix: MatrixBuilder, record_event: RecordEvent, ann: Actor) -> Any:
+def retried(matrix, record_event, ann):
     """A failed task that was published again as a touch that is due."""
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"))
     (task_id,) = record_event().task_ids
@@ -171,7 +162,7 @@ def retried(matrix: MatrixBuilder, record_event: RecordEvent, ann: Actor) -> Any
     return row, new_id, offer(ann, "failed_task.retry", row.pk, retried={str(row.pk): str(new_id)}, as_new=False)
 
 
-def test_retry_is_either_undone_or_delivered(retried: Any, ann: Actor, race: Race) -> None:
+def test_retry_is_either_undone_or_delivered(retried, ann, race):
     row, new_id, act_id = retried
     acts = (lambda: undo.undo_act(act_id, ann), lambda: deliver([new_id]))
     told = race(2, lambda number: attempt(acts[number]))[0]
@@ -183,7 +174,7 @@ def test_retry_is_either_undone_or_delivered(retried: Any, ann: Actor, race: Rac
         assert (row.state, Touch.objects.get(pk=new_id).state) == ("retried", "failed")
 
 
-def test_undo_of_a_retry_that_a_worker_holds_is_refused_at_once(retried: Any, ann: Actor) -> None:
+def test_undo_of_a_retry_that_a_worker_holds_is_refused_at_once(retried, ann):
     _row, new_id, act_id = retried
     lock = "SELECT FROM scheduling_touch WHERE task_id = %(id)s FOR UPDATE"
     with held_by_second_connection(lambda: sql.rows(lock, {"id": new_id}), commit=True):
@@ -191,7 +182,7 @@ def test_undo_of_a_retry_that_a_worker_holds_is_refused_at_once(retried: Any, an
     assert attempt(lambda: undo.undo_act(act_id, ann)) == "done"
 
 
-def test_start_of_a_bulk_action_is_either_undone_or_started(touch: UUID, ann: Actor, race: Race) -> None:
+def test_start_of_a_bulk_action_is_either_undone_or_started(touch, ann, race):
     row = bulk_actions.start_bulk_action("cancel", Touch.objects.all(), ann)
     act_id = offer(ann, "bulk.start", row.pk)
     acts = (lambda: undo.undo_act(act_id, ann), lambda: bulk_actions.run_batch(row.pk, LATER))
@@ -200,7 +191,7 @@ def test_start_of_a_bulk_action_is_either_undone_or_started(touch: UUID, ann: Ac
     assert (told == "done", state, cancelled) in ((True, "cancelled", False), (False, "done", True))
 
 
-def test_killed_undo_leaves_act_and_offer(touch: UUID, ann: Actor) -> None:
+def test_killed_undo_leaves_act_and_offer(touch, ann):
     """A process that dies before the commit has changed nothing; its user may try again."""
     commands.cancel_one_touch(touch, actor="ann")
     act_id = offer(ann, "touch.cancel", touch)
@@ -210,7 +201,7 @@ def test_killed_undo_leaves_act_and_offer(touch: UUID, ann: Actor) -> None:
     assert attempt(lambda: undo.undo_act(act_id, ann)) == "done"
 
 
-def test_repeated_pause_beside_its_undo_stays(ann: Actor, race: Race) -> None:
+def test_repeated_pause_beside_its_undo_stays(ann, race):
     pause = commands.pause_scope("all", user=ann.user, actor="ann")
     act_id = offer(ann, "pause", "all", pause=pause.pk)
     acts = (lambda: undo.undo_act(act_id, ann), lambda: commands.pause_scope("all", actor="bob"))
@@ -220,9 +211,9 @@ def test_repeated_pause_beside_its_undo_stays(ann: Actor, race: Race) -> None:
     assert Pause.objects.filter(scope="all").exists()
 
 
-def test_undo_takes_rows_back_in_the_order_of_their_lock(ann: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undo_takes_rows_back_in_the_order_of_their_lock(ann, monkeypatch):
     """One order for all transactions prevents a deadlock. A row that is deleted comes last."""
-    taken: list[str] = []
+    taken = []
     reversal = undo.Reversal(
         "x", "scheduling.change_touch", lambda key, actor: taken.append(key), lambda keys: ["b", "a"]
     )

@@ -1,26 +1,23 @@
 """Vendors' ids of sent messages: stored with the delivery, kept for their own time."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from scheduling.channels.base import Delivered, Report
 from scheduling.ids import first_id_at
-from scheduling.models import ChannelConfig, DeliveryReceipt, Touch, VendorMessage
+from scheduling.models import ChannelConfig, DeliveryReceipt, VendorMessage
 from scheduling.operations import retention
 from scheduling.receipts import record_reports
-from tests.scheduling.core.conftest import Shop, deliver_when_due
+from tests.scheduling.core.conftest import deliver_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def sent(shop: Shop) -> Touch:
+def sent(shop):
     """Ann's delivery, to which the vendor gave an id; to Bob's it gave none."""
     shop.node(channel=shop.create_channel())
     shop.fake_channel.play = lambda message: Delivered("ok", 200, "v-ann" if message.user_id == "ann" else "")
@@ -29,7 +26,7 @@ def sent(shop: Shop) -> Touch:
     return ann
 
 
-def test_ids_and_receipts_are_deleted_after_their_own_times(sent: Touch, settings: Settings) -> None:
+def test_ids_and_receipts_are_deleted_after_their_own_times(sent, settings):
     record_reports([Report("read", channel=ChannelConfig.objects.get(kind="fake").key, vendor_id="v-ann")])
     assert DeliveryReceipt.objects.get().delivery_key == VendorMessage.objects.get().delivery_key == sent.root_id
     settings.AFTERTOUCH_VENDOR_IDS_DAYS, settings.AFTERTOUCH_RETENTION_DAYS = 10, 40
@@ -42,7 +39,7 @@ def test_ids_and_receipts_are_deleted_after_their_own_times(sent: Touch, setting
     assert not DeliveryReceipt.objects.exists()
 
 
-def _age_ids(model: type[VendorMessage] | type[DeliveryReceipt], *, days: int) -> None:
+def _age_ids(model, *, days):
     """Give the only row the id that it would have if it had been stored that long ago."""
     old = first_id_at(now() - timedelta(days=days))
     with connection.cursor() as cursor:

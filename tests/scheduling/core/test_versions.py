@@ -1,7 +1,5 @@
 """Every edit has a number of its own."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -11,17 +9,16 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from scheduling.models import Node, Template, TemplateText
 from scheduling.models.versioned import lock_for_write
 from tests.scheduling.core.conftest import deliver_when_due
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race, act_and_close, await_lock_waits
+from tests.support.second_connection import act_and_close, await_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_edits_get_distinct_versions(matrix: MatrixBuilder, race: Race) -> None:
+def test_concurrent_edits_get_distinct_versions(matrix, race):
     """Two that shared a number would let a process keep what it had made of the first."""
     node = matrix.node()
 
-    def edit(number: int) -> None:
+    def edit(number):
         mine = Node.objects.get(pk=node.pk)
         mine.delay = timedelta(minutes=number + 1)
         mine.save()
@@ -34,7 +31,7 @@ def test_concurrent_edits_get_distinct_versions(matrix: MatrixBuilder, race: Rac
 
 
 @pytest.mark.django_db
-def test_added_and_deleted_texts_are_versions_of_their_template(matrix: MatrixBuilder) -> None:
+def test_added_and_deleted_texts_are_versions_of_their_template(matrix):
     """An automatic roll-out took the canary for the same content, and a repeat sent another text under one key."""
     template = matrix.template("guide")
     versions = [template.version]
@@ -47,7 +44,7 @@ def test_added_and_deleted_texts_are_versions_of_their_template(matrix: MatrixBu
 
 
 @pytest.mark.django_db
-def test_template_read_before_an_edit_of_its_texts_keeps_the_version(matrix: MatrixBuilder) -> None:
+def test_template_read_before_an_edit_of_its_texts_keeps_the_version(matrix):
     template = matrix.template("guide")
     TemplateText.objects.create(template=template, locale="en", body="hi")
     assert template.version == 1, "as it was read"
@@ -56,13 +53,13 @@ def test_template_read_before_an_edit_of_its_texts_keeps_the_version(matrix: Mat
 
 
 @pytest.mark.django_db(transaction=True)
-def test_writer_of_a_text_locks_the_template_first(matrix: MatrixBuilder) -> None:
+def test_writer_of_a_text_locks_the_template_first(matrix):
     """It and a deletion, which locked the template first, waited for each other."""
     template = matrix.template("guide")
     text = template.texts.get()
     text.body = "edited"
 
-    def write_both() -> None:
+    def write_both():
         with template.store_as_one_version():
             pool.submit(act_and_close, text.save)
             await_lock_waits()
@@ -74,12 +71,12 @@ def test_writer_of_a_text_locks_the_template_first(matrix: MatrixBuilder) -> Non
 
 
 @pytest.mark.django_db(transaction=True)
-def test_config_apply_does_not_deadlock_with_save(matrix: MatrixBuilder) -> None:
+def test_config_apply_does_not_deadlock_with_save(matrix):
     """Each would wait for the other: it has locked the table, the row is locked here."""
     node = matrix.node()
     node.enabled = False
 
-    def lock_table(patience: str = "100ms") -> bool:
+    def lock_table(patience="100ms"):
         try:
             with transaction.atomic(), connection.cursor() as cursor:
                 cursor.execute("SELECT set_config('lock_timeout', %s, true)", [patience])
@@ -99,7 +96,7 @@ def test_config_apply_does_not_deadlock_with_save(matrix: MatrixBuilder) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_template_of_touch_is_not_deleted(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_template_of_touch_is_not_deleted(matrix, record_event):
     """Also past Django, by a trigger: touches have no foreign key constraint to their template."""
     cell = matrix.node()
     (row,) = deliver_when_due(*record_event().task_ids)

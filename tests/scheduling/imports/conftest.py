@@ -13,7 +13,7 @@ from scheduling.models import Customer, CustomerImport
 
 
 @pytest.fixture
-def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_batches(monkeypatch) -> None:
     monkeypatch.setattr(imports, "BATCH", 10)
 
 

@@ -1,12 +1,9 @@
 """Records of CSV files: from any offset, in bounded memory, and with broken lines that spoil no other."""
 
-from __future__ import annotations
-
 import csv
 import io
 import tracemalloc
 from itertools import pairwise
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +11,6 @@ from hypothesis import strategies as st
 from scheduling.customers.csv_files import (
     BAD_QUOTES,
     MAX_LINE,
-    CsvRecord,
     detect_encoding,
     find_delimiter,
     read_records,
@@ -22,13 +18,13 @@ from scheduling.customers.csv_files import (
 from tests.support.tables import each_row
 
 
-def read_from(data: bytes, offset: int = 0, line: int = 1, *, encoding: str = "utf-8") -> list[CsvRecord]:
+def read_from(data, offset=0, line=1, *, encoding="utf-8"):
     file = io.BytesIO(data)
     file.seek(offset)
     return list(read_records(file, encoding, ",", line))
 
 
-def outline(records: list[CsvRecord]) -> list[tuple[int, list[str] | str]]:
+def outline(records):
     return [(each.line, each.problem or list(each.cells)) for each in records]
 
 
@@ -36,7 +32,7 @@ CELL = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), max_size
 
 
 @given(st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=8), st.sampled_from(["\n", "\r\n"]))
-def test_records_of_any_csv_are_those_of_the_csv_module(rows: list[list[str]], ending: str) -> None:
+def test_records_of_any_csv_are_those_of_the_csv_module(rows, ending):
     page = io.StringIO()
     csv.writer(page, lineterminator=ending).writerows(rows)
     data = page.getvalue().encode()
@@ -49,7 +45,7 @@ def test_records_of_any_csv_are_those_of_the_csv_module(rows: list[list[str]], e
 
 
 @given(st.binary(max_size=400))
-def test_records_of_random_bytes_cover_the_file_once(data: bytes) -> None:
+def test_records_of_random_bytes_cover_the_file_once(data):
     found = read_from(data)
     assert [each.end for each in found] == sorted({each.end for each in found})
     assert (found[-1].end if found else 0) == len(data)
@@ -57,13 +53,13 @@ def test_records_of_random_bytes_cover_the_file_once(data: bytes) -> None:
 
 
 @given(st.lists(st.text("客户张三é,;a1", min_size=1, max_size=6), min_size=1, max_size=5))
-def test_records_in_gb18030_are_split_at_their_own_commas(cells: list[str]) -> None:
+def test_records_in_gb18030_are_split_at_their_own_commas(cells):
     page = io.StringIO()
     csv.writer(page).writerow(cells)
     assert read_from(page.getvalue().encode("gb18030"), encoding="gb18030")[0].cells == cells
 
 
-def test_unclosed_quote_spoils_one_line() -> None:
+def test_unclosed_quote_spoils_one_line():
     data = b'a,1\n"b,2\nc,3\n"d\nd2",4\ne,"x"y\nf,6\n'
     assert outline(read_from(data)) == [
         (1, ["a", "1"]), (2, BAD_QUOTES), (3, ["c", "3"]), (4, ["d\nd2", "4"]), (6, BAD_QUOTES), (7, ["f", "6"]),
@@ -73,7 +69,7 @@ def test_unclosed_quote_spoils_one_line() -> None:
     assert not any(each.problem for each in found[1:])
 
 
-def test_line_of_ten_megabytes_is_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_line_of_ten_megabytes_is_refused_in_bounded_memory(tmp_path):
     path = tmp_path / "long.csv"
     path.write_bytes(b"a,1\nb," + b"x" * 10_000_000 + b"\nc,3\n")
     with path.open("rb") as file:
@@ -95,9 +91,9 @@ def test_line_of_ten_megabytes_is_refused_in_bounded_memory(tmp_path: Path) -> N
         (b"user_id\n", "utf-8"),
     ],
 )
-def test_encoding_is_detected(sample: bytes, encoding: str) -> None:
+def test_encoding_is_detected(sample, encoding):
     assert detect_encoding(sample) == encoding
 
 
-def test_delimiter_is_found_in_the_header() -> None:
+def test_delimiter_is_found_in_the_header():
     assert [find_delimiter(each) for each in (b"a,b;c,d", b"a;b;c,d", b"a\tb", b"a")] == [",", ";", "\t", ","]

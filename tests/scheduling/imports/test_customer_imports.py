@@ -1,12 +1,8 @@
 """Import of customers: each line once despite races and killed workers, and refused lines named."""
 
-from __future__ import annotations
-
 import subprocess
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.db import transaction
@@ -44,14 +40,13 @@ from tests.scheduling.imports.conftest import (
     read_refused,
     upload,
 )
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def read_customer(user_id: str) -> dict[str, Any]:
+def read_customer(user_id):
     row = Customer.objects.get(user_id=user_id)
     profile = CustomerProfile.objects.filter(pk=row.pk).first()
     found = {name: getattr(row, name) for name in ("name", "level", "locale", "timezone", "opted_out", "addresses")}
@@ -62,7 +57,7 @@ def read_customer(user_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("encoding", "delimiter"), [("utf-8", ","), ("utf-8-sig", ";"), ("gb18030", "\t")])
-def test_import_stores_every_field(encoding: str, delimiter: str) -> None:
+def test_import_stores_every_field(encoding, delimiter):
     header = ["user_id", "name", "level", "locale", "timezone", "opted_out", "addresses.email", "attributes.城市",
               "attributes.paid:number", "attributes.since:instant", "tags", "note"]  # fmt: skip
     line = ["ann", "张三", "vip", "zh-hans", "Asia/Tokyo", "yes", "ann@example.com", "上海", "520.5", "2026-03-03",
@@ -79,7 +74,7 @@ def test_import_stores_every_field(encoding: str, delimiter: str) -> None:
     assert not CustomerImportPart.objects.exists()
 
 
-def test_check_counts_and_changes_nothing() -> None:
+def test_check_counts_and_changes_nothing():
     change_customer("old", {"name": "Old"}, actor="x")
     change_customer("same", {"name": "Same"}, actor="x")
     before = CustomerChange.objects.count()
@@ -93,7 +88,7 @@ def test_check_counts_and_changes_nothing() -> None:
     assert CustomerChange.objects.count() == before
 
 
-def test_import_changes_given_cells_only() -> None:
+def test_import_changes_given_cells_only():
     stored = {"name": "Ann", "addresses": {"email": "a@example.com", "phone": "1"}, "attributes": {"a": 1, "b": 2}}
     change_customer("ann", {**stored, "tags": ["t"]}, actor="x")
 
@@ -110,14 +105,14 @@ def test_import_changes_given_cells_only() -> None:
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_later_line_of_a_customer_wins_in_any_batch() -> None:
+def test_later_line_of_a_customer_wins_in_any_batch():
     lines = "".join(f"user-{number % 3},{number}\n" for number in range(35))
     import_file("user_id,name\n" + lines)
     assert read_names() == {"user-0": "33", "user-1": "34", "user-2": "32"}
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_import_names_refused_lines_in_any_batch() -> None:
+def test_import_names_refused_lines_in_any_batch():
     lines = [f"user-{number},Asia/Tokyo" for number in range(35)]
     lines[3] = "user-3,Mars"
     lines[11] = '"user-11,Asia/Tokyo'
@@ -137,7 +132,7 @@ def test_import_names_refused_lines_in_any_batch() -> None:
     ]  # fmt: skip
 
 
-def test_import_refuses_customers_with_too_many_attributes() -> None:
+def test_import_refuses_customers_with_too_many_attributes():
     change_customer("full", {"attributes": {f"a{number}": 1 for number in range(50)}}, actor="x")
     change_customer("known", {"addresses": {f"k{number}": "x" for number in range(20)}}, actor="x")
     row = import_file("user_id,attributes.b,addresses.phone\nfull,x,\nann,x,1\nknown,,1\nbob,x,1\n")
@@ -165,7 +160,7 @@ def test_import_refuses_customers_with_too_many_attributes() -> None:
         (b"user_id,attributes.x:colour\n", ("attributes.x:colour", "must be one of text, number, bool, instant")),
     ],
 )
-def test_file_that_cannot_be_imported_is_refused_at_once(content: bytes, problem: tuple[str, str]) -> None:
+def test_file_that_cannot_be_imported_is_refused_at_once(content, problem):
     row = upload(content)
     assert (row.state, read_problems(row)) == ("failed", [problem])
     assert not CustomerImportPart.objects.exists()
@@ -173,7 +168,7 @@ def test_file_that_cannot_be_imported_is_refused_at_once(content: bytes, problem
         imports.start_import(row.pk, actor="ann")
 
 
-def test_long_line_and_binary_lines_are_refused_alone() -> None:
+def test_long_line_and_binary_lines_are_refused_alone():
     content = b"user_id,name\nann,Ann\nbob," + b"x" * 2_000_000 + b"\neve,\xff\xfe\nkim,a\0b\nlee,Lee\n"
     row = import_file(content, encoding="utf-8")
     assert read_names() == {"ann": "Ann", "lee": "Lee"}
@@ -185,7 +180,7 @@ def test_long_line_and_binary_lines_are_refused_alone() -> None:
 # --- upload -----------------------------------------------------------------------------------------------------------
 
 
-def test_racing_parts_are_stored_once(race: Race) -> None:
+def test_racing_parts_are_stored_once(race):
     row = imports.create_import("a.csv", 12, actor="ann")
     race(6, lambda number: imports.store_part(row.pk, 0, b"user_id\nann\n"))
     assert CustomerImportPart.objects.count() == 1
@@ -194,7 +189,7 @@ def test_racing_parts_are_stored_once(race: Race) -> None:
     }  # fmt: skip
 
 
-def test_number_of_stored_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_stored_files_is_limited(monkeypatch):
     monkeypatch.setattr(imports, "MOST_OPEN", 1)
     row = imports.create_import("a.csv", 10, actor="ann")
     with pytest.raises(Conflict, match="Too many imports"):
@@ -207,7 +202,7 @@ def test_number_of_stored_files_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_stopped_import_keeps_finished_batches() -> None:
+def test_stopped_import_keeps_finished_batches():
     row = check(make_lines(25))
     imports.start_import(row.pk, actor="ann")
     assert run_import_batch(row.pk)
@@ -218,7 +213,7 @@ def test_stopped_import_keeps_finished_batches() -> None:
     assert not CustomerImportPart.objects.exists()
 
 
-def test_import_without_decision_is_discarded_after_a_day() -> None:
+def test_import_without_decision_is_discarded_after_a_day():
     waiting, incomplete, fresh = (
         check(make_lines(3)),
         imports.create_import("a.csv", 9, actor="a"),
@@ -234,7 +229,7 @@ def test_import_without_decision_is_discarded_after_a_day() -> None:
         imports.start_import(waiting.pk, actor="ann")
 
 
-def test_ended_import_is_deleted_after_the_retention_time() -> None:
+def test_ended_import_is_deleted_after_the_retention_time():
     row = import_file("user_id,timezone\nann,Mars\nbob,Asia/Tokyo\n")
     past = sql.now() - timedelta(days=400)
     old = first_id_at(past)
@@ -251,7 +246,7 @@ def test_ended_import_is_deleted_after_the_retention_time() -> None:
 # --- erasure ----------------------------------------------------------------------------------------------------------
 
 
-def test_import_does_not_bring_an_erased_customer_back() -> None:
+def test_import_does_not_bring_an_erased_customer_back():
     change_customer("ann", {"name": "Ann"}, actor="x")
     row = check("user_id,name\nann,安妮\nbob,Bob\n")
     request_erasure("ann", actor="x")
@@ -267,7 +262,7 @@ def test_import_does_not_bring_an_erased_customer_back() -> None:
     assert CustomerErasure.objects.get().state == "done"
 
 
-def test_erasure_finds_a_customer_on_the_border_of_parts() -> None:
+def test_erasure_finds_a_customer_on_the_border_of_parts():
     for user_id in ("客户-ann", "bob"):
         change_customer(user_id, {"name": "Ann"}, actor="x")
     content = "user_id\n客户-ann\n".encode("gb18030")
@@ -280,14 +275,14 @@ def test_erasure_finds_a_customer_on_the_border_of_parts() -> None:
     assert [*CustomerErasure.objects.order_by("requested_at").values_list("state", flat=True)] == ["running", "done"]
 
 
-def test_erasure_during_a_batch_wins(monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection) -> None:
+def test_erasure_during_a_batch_wins(monkeypatch, second_connection):
     """The erasure commits after the batch has read the erased customers, and before it locks its own."""
     change_customer("ann", {"name": "Ann"}, actor="x")
     row = check("user_id,name\nann,安妮\nbob,Bob\n")
     imports.start_import(row.pk, actor="ann")
     change = imports.change_customers
 
-    def erase_first(*args: Any, **named: Any) -> Any:
+    def erase_first(*args, **named):
         monkeypatch.setattr(imports, "change_customers", change)
         second_connection(lambda: request_erasure("ann", actor="x"))
         return change(*args, **named)
@@ -304,11 +299,11 @@ def test_erasure_during_a_batch_wins(monkeypatch: pytest.MonkeyPatch, second_con
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_racing_workers_import_each_line_once(race: Race) -> None:
+def test_racing_workers_import_each_line_once(race):
     row = check(make_lines(95))
     imports.start_import(row.pk, actor="ann")
 
-    def work(number: int) -> int:
+    def work(number):
         batches = 0
         while CustomerImport.objects.filter(pk=row.pk, state="running").exists():
             batches += run_import_batch(row.pk)
@@ -321,7 +316,7 @@ def test_racing_workers_import_each_line_once(race: Race) -> None:
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_racing_imports_of_the_same_customers_both_end(race: Race) -> None:
+def test_racing_imports_of_the_same_customers_both_end(race):
     rows = [check(make_lines(60)), check(make_lines(60, start=30))]
     for row in rows:
         imports.start_import(row.pk, actor="ann")
@@ -333,11 +328,11 @@ def test_racing_imports_of_the_same_customers_both_end(race: Race) -> None:
     assert sum(each["unchanged"] for each in counts) == 30
 
 
-def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_fails_after_max_tries(monkeypatch):
     row = check(make_lines(3))
     imports.start_import(row.pk, actor="ann")
 
-    def crash(*args: Any) -> Any:
+    def crash(*args):
         raise ZeroDivisionError
 
     monkeypatch.setattr(imports, "run_import_lines", crash)
@@ -356,11 +351,11 @@ def test_import_fails_after_max_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not CustomerImportPart.objects.exists()
 
 
-def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_that_fails_stops_no_other(monkeypatch):
     rows = [upload(make_lines(3)), upload(make_lines(4))]
     run = imports.run_import_lines
 
-    def crash(row: CustomerImport) -> None:
+    def crash(row):
         if row.pk == rows[0].pk:
             raise ZeroDivisionError
         run(row)
@@ -374,14 +369,14 @@ def test_import_that_fails_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_slow_import_leaves_the_next_pass_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_import_leaves_the_next_pass_to_the_others(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(batch_job, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     for _import in range(2):
         upload(make_lines(95))
     run = imports.run_import_lines
 
-    def run_slowly(row: CustomerImport) -> None:
+    def run_slowly(row):
         run(row)
         clock[0] += batch_job.PASS_SECONDS
 
@@ -394,25 +389,23 @@ def test_slow_import_leaves_the_next_pass_to_the_others(monkeypatch: pytest.Monk
     assert done == [[10, 0], [10, 10], [20, 10], [20, 20]]
 
 
-def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
-    monkeypatch: pytest.MonkeyPatch, second_connection: SecondConnection
-) -> None:
+def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(monkeypatch, second_connection):
     """Between the count of a try and the batch no lock is held."""
     row = check(make_lines(3))
     imports.start_import(row.pk, actor="ann")
     run, count = imports.run_import_lines, batch_job.count_try
     found = []
 
-    def work() -> None:
+    def work():
         found.append((run_import_batch(row.pk), CustomerImport.objects.get(pk=row.pk).tries))
 
-    def count_and_be_overtaken(*given: Any) -> bool:
+    def count_and_be_overtaken(*given):
         may_run = count(*given)
         monkeypatch.setattr(batch_job, "count_try", count)
         second_connection(work)
         return may_run
 
-    def run_beside_a_worker(row: CustomerImport) -> None:
+    def run_beside_a_worker(row):
         second_connection(work)
         run(row)
 
@@ -424,7 +417,7 @@ def test_second_worker_neither_waits_for_a_batch_nor_counts_a_try(
     assert (row.state, row.tries) == ("done", 0)
 
 
-def start_worker(row: CustomerImport) -> AbstractContextManager[subprocess.Popen[bytes]]:
+def start_worker(row):
     """A process that runs batches of ten lines, one after another, and reports each."""
     return program(
         """
@@ -445,7 +438,7 @@ while imports.run_import_batch(sys.argv[1]):
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("short_batches")
-def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: SecondConnection) -> None:
+def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection):
     """It has finished the first batch and waits for a lock in the second."""
     change_customer("user-14", {"name": "x"}, actor="x")
     row = check(make_lines(25))
@@ -470,7 +463,7 @@ def test_worker_killed_in_a_batch_stores_nothing_of_it(second_connection: Second
     assert CustomerChange.objects.filter(actor__startswith="ann (CSV").count() == 25
 
 
-def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
+def test_check_takes_no_lock(second_connection):
     change_customer("user-1", {"name": "x"}, actor="x")
     row = upload(make_lines(3))
     with transaction.atomic():
@@ -481,7 +474,7 @@ def test_check_takes_no_lock(second_connection: SecondConnection) -> None:
 
 
 @pytest.mark.usefixtures("short_batches")
-def test_blank_lines_fill_batches_too() -> None:
+def test_blank_lines_fill_batches_too():
     """A megabyte of them was one batch, which held the import's lock for seconds."""
     row = upload("user_id\n" + "\n" * 24 + "ann\n")
     assert [run_import_batch(row.pk) for _ in range(3)] == [True, True, False]

@@ -1,9 +1,5 @@
 """Columns of an import: titles become fields, and each wrong cell is named."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from scheduling.customers.csv_files import map_header
@@ -11,11 +7,11 @@ from scheduling.errors import InvalidInput
 from tests.support.tables import each_row
 
 
-def read(title: str, cell: str, *, empty_clears: bool = False) -> Any:
+def read(title, cell, *, empty_clears=False):
     return map_header(["user_id", title]).read_cells(["ann", cell], empty_clears=empty_clears).fields
 
 
-def errors_of(cells: list[str], header: list[str]) -> list[tuple[str, str]]:
+def errors_of(cells, header):
     with pytest.raises(InvalidInput) as refused:
         map_header(header).read_cells(cells, empty_clears=False)
     return [(each.field, each.message) for each in refused.value.errors]
@@ -45,7 +41,7 @@ def errors_of(cells: list[str], header: list[str]) -> list[tuple[str, str]]:
         ("unheard", "x", {}),
     ],
 )
-def test_cell_becomes_a_value(title: str, cell: str, fields: Any) -> None:
+def test_cell_becomes_a_value(title, cell, fields):
     assert read(title, cell) == fields
 
 
@@ -59,11 +55,11 @@ def test_cell_becomes_a_value(title: str, cell: str, fields: Any) -> None:
         ("opted_out", {}),
     ],
 )
-def test_empty_cell_clears_the_value_on_request(title: str, fields: Any) -> None:
+def test_empty_cell_clears_the_value_on_request(title, fields):
     assert read(title, " ", empty_clears=True) == fields
 
 
-def test_each_wrong_cell_is_named_without_its_value() -> None:
+def test_each_wrong_cell_is_named_without_its_value():
     header = ["user_id", "timezone", "opted_out", "addresses.email", "attributes.paid:number", "attributes.day:instant"]
     found = errors_of(["", "Mars", "perhaps", "ann@", "1,5", "2026-02-30"], header)
     assert [field for field, _ in found] == header
@@ -71,14 +67,14 @@ def test_each_wrong_cell_is_named_without_its_value() -> None:
     assert not any(value in text for value in ("Mars", "perhaps", "ann@", "1,5", "2026-02-30"))
 
 
-def test_number_that_a_spreadsheet_shortened_is_refused() -> None:
+def test_number_that_a_spreadsheet_shortened_is_refused():
     message = "was shortened by a spreadsheet; format the column as text"
     assert errors_of(["1.38E+10", "1.38E+10"], ["user_id", "addresses.phone"]) == [
         ("user_id", message), ("addresses.phone", message),
     ]  # fmt: skip
 
 
-def test_empty_cells_after_the_last_column_are_ignored() -> None:
+def test_empty_cells_after_the_last_column_are_ignored():
     assert map_header(["user_id"]).read_cells(["ann", "", ""], empty_clears=False).user_id == "ann"
 
 
@@ -91,11 +87,11 @@ def test_empty_cells_after_the_last_column_are_ignored() -> None:
          ["attributes.a b", "attributes.x:colour", "addresses.电话"]),
     ],
 )  # fmt: skip
-def test_wrong_title_is_named(header: list[str], wrong: list[str]) -> None:
+def test_wrong_title_is_named(header, wrong):
     with pytest.raises(InvalidInput) as refused:
         map_header(header)
     assert [each.field for each in refused.value.errors] == wrong
 
 
-def test_unknown_titles_are_listed() -> None:
+def test_unknown_titles_are_listed():
     assert map_header(["user_id", "note", "", "phone"]).unknown == ["note", "phone"]

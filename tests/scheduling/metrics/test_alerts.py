@@ -1,22 +1,16 @@
 """Alerts: passes with a pushed clock, a real robot, real figures."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from django.db import connection
 from django.utils import translation
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.models import Platform, Shop
 from scheduling.channels.quota import QuotaGate, name_quota_keys
@@ -26,9 +20,8 @@ from scheduling.models import Alert, AlertReceiver, AutomaticRollout, ChannelCon
 from scheduling.monitoring import alerts
 from scheduling.policy.specs import CustomerSpec
 from scheduling.redis_client import connect_redis
-from tests.scheduling.api.serving import eventually
-from tests.support.matrix import MatrixBuilder
 from tests.support.thread_servers import serving_in_thread
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)  #: 16:00 in Shanghai
@@ -41,27 +34,27 @@ class Robot(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        self.verdicts: list[dict[str, Any]] = []  #: of the next requests; then all is taken
-        self.taken: list[str] = []
-        self.headers: list[Any] = []
+    def __init__(self):
+        self.verdicts = []  #: of the next requests; then all is taken
+        self.taken = []
+        self.headers = []
         self.waits = threading.Event()
         self.may_answer = threading.Event()
         self.may_answer.set()
         super().__init__(("127.0.0.1", 0), Answer)
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_port}/cgi-bin/webhook/send?key=k"
 
     @property
-    def titles(self) -> list[str]:
+    def titles(self):
         return [part.splitlines()[0] for text in self.taken for part in text.split("\n\n")]
 
 
 class Answer(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        robot: Any = self.server
+    def do_POST(self):
+        robot = self.server
         document = json.loads(self.rfile.read(int(self.headers["content-length"])))
         robot.headers.append(self.headers)
         robot.waits.set()
@@ -75,12 +68,12 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         """Discard the log line."""
 
 
 @pytest.fixture
-def robot(settings: Settings) -> Iterator[Robot]:
+def robot(settings):
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
     with Robot() as server, serving_in_thread(server):
@@ -89,7 +82,7 @@ def robot(settings: Settings) -> Iterator[Robot]:
 
 
 @pytest.fixture
-def receiver(robot: Robot, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> AlertReceiver:
+def receiver(robot, valkey, monkeypatch):
     """A group on duty. Only failed tasks count, because no worker runs here."""
     monkeypatch.setattr(alerts, "CONDITIONS", (alerts.BY_KEY["failed"],))
     channel = ChannelConfig.objects.create(key="ops", kind="wecom", timeout=timedelta(seconds=80))
@@ -98,18 +91,18 @@ def receiver(robot: Robot, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def failed() -> FailedTask:
+def failed():
     """Makes something wrong. Its removal mends it."""
     failed_at = now() - timedelta(days=2, minutes=5)
     return FailedTask.objects.create(origin="touch", failure="failed", reason="x", failed_at=failed_at)
 
 
-def evaluate_at(*seconds: float) -> None:
+def evaluate_at(*seconds):
     for after in seconds:
         alerts.evaluate_alerts(BEGAN + timedelta(seconds=after))
 
 
-def test_start_reminder_and_end_are_one_message_each(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_start_reminder_and_end_are_one_message_each(robot, receiver, failed):
     evaluate_at(0, 30, 59)
     assert robot.taken == []
     evaluate_at(60, 90, 120, DAY)
@@ -130,7 +123,7 @@ def test_start_reminder_and_end_are_one_message_each(robot: Robot, receiver: Ale
     assert not Alert.objects.exists()
 
 
-def test_short_interruptions_are_not_sent(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_short_interruptions_are_not_sent(robot, receiver, failed):
     FailedTask.objects.update(state="ignored")
     for after, state in ((0, "open"), (30, "ignored"), (60, "open"), (90, "open")):
         FailedTask.objects.update(state=state)
@@ -143,7 +136,7 @@ def test_short_interruptions_are_not_sent(robot: Robot, receiver: AlertReceiver,
     assert robot.titles == ["【告警】失败任务长时间无人处理"]
 
 
-def test_refused_message_is_repeated_later(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_refused_message_is_repeated_later(robot, receiver, failed):
     robot.verdicts = [{"errcode": -1, "errmsg": "busy"}, FULL]
     evaluate_at(0, 60, 90)
     assert len(robot.headers) == 1, "it was asked again before its time"
@@ -160,7 +153,7 @@ def test_refused_message_is_repeated_later(robot: Robot, receiver: AlertReceiver
     assert (receiver.problem, receiver.notified_at) == ("", BEGAN + timedelta(hours=1))
 
 
-def route_of_touch(receiver: AlertReceiver) -> Route:
+def route_of_touch(receiver):
     """Return the route of a touch through the same channel to the same community."""
     chat_id = receiver.community.chat_id
     spec, places = snapshot.channel_spec(receiver.channel), load_community_targets([chat_id])
@@ -169,13 +162,13 @@ def route_of_touch(receiver: AlertReceiver) -> Route:
     return route
 
 
-def clear_quota(receiver: AlertReceiver) -> None:
+def clear_quota(receiver):
     """The time that the vendor named is over."""
     for name in name_quota_keys(route_of_touch(receiver).vendor_key):
         connect_redis(settings.REDIS_URL).delete(name)
 
 
-def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_quota_exhausted_robot_is_not_called(robot, receiver, failed):
     """The vendor counts all messages, whatever process sent them."""
     channel, _target, _receiver, slot = route_of_touch(receiver)
     assert QuotaGate.connect(settings.REDIS_URL).acquire(channel.quotas, {slot: 20})[slot].granted == 20
@@ -185,12 +178,12 @@ def test_quota_exhausted_robot_is_not_called(robot: Robot, receiver: AlertReceiv
 
 
 @contextmanager
-def message_under_way(robot: Robot) -> Iterator[None]:
+def message_under_way(robot):
     """Run the block while the first message of a pass waits for the answer of the robot."""
     evaluate_at(0)
     robot.may_answer.clear()
 
-    def send_first() -> None:
+    def send_first():
         evaluate_at(60)
         connection.close()
 
@@ -203,7 +196,7 @@ def message_under_way(robot: Robot) -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_passes_send_one_message(robot: Robot, receiver: AlertReceiver, failed: FailedTask) -> None:
+def test_concurrent_passes_send_one_message(robot, receiver, failed):
     with message_under_way(robot):
         evaluate_at(90, 120)
     evaluate_at(150, 300)
@@ -211,9 +204,7 @@ def test_concurrent_passes_send_one_message(robot: Robot, receiver: AlertReceive
 
 
 @pytest.mark.django_db(transaction=True)
-def test_alert_that_ends_while_its_message_is_under_way_is_resolved(
-    robot: Robot, receiver: AlertReceiver, failed: FailedTask
-) -> None:
+def test_alert_that_ends_while_its_message_is_under_way_is_resolved(robot, receiver, failed):
     with message_under_way(robot):
         failed.delete()
         evaluate_at(90)
@@ -221,9 +212,7 @@ def test_alert_that_ends_while_its_message_is_under_way_is_resolved(
     assert robot.titles == ["【告警】失败任务长时间无人处理", "【已恢复】失败任务长时间无人处理"]
 
 
-def test_crash_after_send_repeats_with_same_key(
-    robot: Robot, receiver: AlertReceiver, failed: FailedTask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_after_send_repeats_with_same_key(robot, receiver, failed, monkeypatch):
     """At least once. A receiver that honours the key sees one effect."""
     receiver.channel = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": robot.url})
     receiver.save()
@@ -237,9 +226,7 @@ def test_crash_after_send_repeats_with_same_key(
     assert first == second
 
 
-def test_receiver_without_target_keeps_the_alert_and_a_disabled_one_does_not(
-    robot: Robot, receiver: AlertReceiver, failed: FailedTask
-) -> None:
+def test_receiver_without_target_keeps_the_alert_and_a_disabled_one_does_not(robot, receiver, failed):
     AlertReceiver.objects.update(community=None)
     evaluate_at(0, 60)
     receiver.refresh_from_db()
@@ -254,7 +241,7 @@ def test_receiver_without_target_keeps_the_alert_and_a_disabled_one_does_not(
     assert not Alert.objects.exists()
 
 
-def test_conditions_find_what_is_wrong(matrix: MatrixBuilder, valkey: redis.Redis, failed: FailedTask) -> None:
+def test_conditions_find_what_is_wrong(matrix, valkey, failed):
     """Complaints and eviction have tests of their own."""
     shop = Shop.objects.create(platform=Platform.objects.create(key="pdd"), shop_id="s1")
     Shop.objects.filter(pk=shop.pk).update(login_state="needed", login_lost_at=now())
@@ -270,17 +257,17 @@ def test_conditions_find_what_is_wrong(matrix: MatrixBuilder, valkey: redis.Redi
     }  # fmt: skip
 
 
-def test_broker_that_blocks_or_does_not_answer_is_found() -> None:
+def test_broker_that_blocks_or_does_not_answer_is_found():
     probe = alerts.BY_KEY["broker_blocked"].probe
-    answer: dict[str, Any] = {"celery_queue_length": []}
+    answer = {"celery_queue_length": []}
     assert probe({**answer, "aftertouch_broker_blocked": [({}, 0.0)]}) == {"": 0.0}
     assert probe({**answer, "aftertouch_broker_blocked": []}) == {"": 0.0}
     assert probe({**answer, "aftertouch_broker_blocked": [({}, 1.0)]}) == {"": 1.0}
     assert probe({}) == {"": 1.0}
 
 
-def test_installation_without_live_chats_needs_no_watcher() -> None:
-    samples: dict[str, Any] = {"aftertouch_watchers": [({}, 0.0)], "aftertouch_sessions": []}
+def test_installation_without_live_chats_needs_no_watcher():
+    samples = {"aftertouch_watchers": [({}, 0.0)], "aftertouch_sessions": []}
     probe = alerts.BY_KEY["no_watcher"].probe
     assert probe(samples) == {"": 0.0}
     samples["aftertouch_sessions"] = [({"state": "armed"}, 2.0), ({"state": "paused"}, 1.0)]
@@ -289,7 +276,7 @@ def test_installation_without_live_chats_needs_no_watcher() -> None:
     assert probe({}) == {"": 1.0}, "Redis does not answer, so no silence is detected"
 
 
-def test_every_condition_has_text_and_page_link(robot: Robot) -> None:
+def test_every_condition_has_text_and_page_link(robot):
     """In both languages, with many subjects, in one message."""
     rows = [
         Alert(condition=key, subject=f"q{number}", value=100, since=BEGAN, message_at=BEGAN, ended_at=ended_at)

@@ -1,12 +1,6 @@
 """A blocked broker is shown by the probe, the metrics and the overview. RabbitMQ: `tests/faults`."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-import redis
-from django.test import Client
 from django.urls import reverse
 
 from scheduling.monitoring.collectors import export_cluster_metrics
@@ -17,13 +11,11 @@ from tests.support.undrawn import read_context
 pytestmark = pytest.mark.django_db
 
 
-def read_actions(client: Client) -> list[str]:
+def read_actions(client):
     return [str(each.words) for each in read_context(client, reverse("admin:index"))["actions"]]
 
 
-def test_full_redis_is_reported_as_blocked(
-    client: Client, admin_client: Client, valkey: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_redis_is_reported_as_blocked(client, admin_client, valkey, tmp_path, monkeypatch):
     assert client.get("/health/ready").json()["broker"]["status"] == "ok"
     assert b"aftertouch_broker_blocked 0.0" in export_cluster_metrics()
     assert read_actions(admin_client) == []

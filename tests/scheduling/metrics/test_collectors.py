@@ -1,18 +1,12 @@
 """Series from the database and the broker."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 from celery import current_app
 from django.db import connection
-from django.test import Client
 from django.utils.timezone import now
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -23,21 +17,20 @@ from scheduling.ids import new_id
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import CustomerErasure, EndMark, FailedTask, Pause, Touch
 from scheduling.monitoring import collectors
-from tests.support.matrix import MatrixBuilder
 
 
-def read_cluster_metrics(text: bytes | None = None) -> dict[str, float]:
+def read_cluster_metrics(text=None):
     """By series."""
     lines = (collectors.export_cluster_metrics() if text is None else text).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def broker_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def broker_is(url, monkeypatch):
     monkeypatch.setattr(app, "connection_for_write", lambda **options: Connection(url, **options))
 
 
 @pytest.fixture
-def planned(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
+def planned(matrix, record_event):
     matrix.node(delay=timedelta(days=1))
     matrix.node("soon", delay=timedelta(minutes=10))
     for number in range(3):
@@ -45,7 +38,7 @@ def planned(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
 
 
 @pytest.mark.django_db
-def test_unread_ends_and_rest_are_reported(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
+def test_unread_ends_and_rest_are_reported(matrix, record_event):
     """A reader that an open transaction stopped kept all partitions, and no figure showed it."""
     at = now() - timedelta(seconds=400)
     EndMark.objects.create(reader="webhooks", settled_at=at, task_id=new_id(), ceiling=at)
@@ -59,7 +52,7 @@ def test_unread_ends_and_rest_are_reported(matrix: MatrixBuilder, record_event: 
     assert found["aftertouch_touches_rest"] == 1
 
 
-def test_touches_are_counted_by_state_and_due(planned: None) -> None:
+def test_touches_are_counted_by_state_and_due(planned):
     ids = list(Touch.objects.order_by("pk").filter(node__key="guide").values_list("pk", flat=True))
     Touch.objects.filter(pk=ids[0]).update(due_at=now() - timedelta(seconds=90))
     Touch.objects.filter(pk=ids[1]).update(
@@ -89,7 +82,7 @@ def test_touches_are_counted_by_state_and_due(planned: None) -> None:
 
 @pytest.mark.usefixtures("fresh_tables")
 @pytest.mark.django_db
-def test_cluster_metrics_scan_no_whole_table() -> None:
+def test_cluster_metrics_scan_no_whole_table():
     """With sequential scans made dear, none is left: every statement has an index that serves it."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
@@ -101,14 +94,14 @@ def test_cluster_metrics_scan_no_whole_table() -> None:
 
 
 @pytest.mark.django_db
-def test_broker_outage_hides_only_its_series(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_outage_hides_only_its_series(client, monkeypatch):
     broker_is("redis://127.0.0.1:1/0", monkeypatch)
     found = read_cluster_metrics(client.get("/metrics").content)
     assert "aftertouch_touches_oldest_overdue_seconds" in found
     assert not [name for name in found if name.startswith("celery_queue_length")]
 
 
-def message(queue: str, published_at: float) -> str:
+def message(queue, published_at):
     return json.dumps(
         {
             "body": "[]",
@@ -119,7 +112,7 @@ def message(queue: str, published_at: float) -> str:
 
 
 @pytest.mark.django_db
-def test_queue_metrics_give_length_age_and_unacked(valkey: redis.Redis) -> None:
+def test_queue_metrics_give_length_age_and_unacked(valkey):
     for age in (600, 5):
         valkey.lpush("mq:touch.low", message("touch.low", time.time() - age))
     for number in range(4):
@@ -135,7 +128,7 @@ def test_queue_metrics_give_length_age_and_unacked(valkey: redis.Redis) -> None:
     assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 0
 
 
-def test_refused_connection_to_the_broker_is_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connection_to_the_broker_is_tried_again_at_once(monkeypatch):
     """Kombu would wait for two seconds, longer than a probe of Kubernetes."""
     broker_is("redis://127.0.0.1:1/0", monkeypatch)
     monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: pytest.fail(f"a pause of {seconds} s"))
@@ -144,7 +137,7 @@ def test_refused_connection_to_the_broker_is_tried_again_at_once(monkeypatch: py
 
 
 @pytest.mark.django_db
-def test_unacked_message_of_kombu_is_counted(valkey: redis.Redis) -> None:
+def test_unacked_message_of_kombu_is_counted(valkey):
     with current_app.connection_for_write() as broker:
         current_app.send_task("scheduling.dispatch_due", queue="touch.low", connection=broker)
         queue = broker.SimpleQueue("touch.low")

@@ -1,12 +1,9 @@
 """Complaint rates of texts: counted once by hour, compared with the week before, and an alert when one rises."""
 
-from __future__ import annotations
-
-from datetime import datetime, timedelta
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
-import redis
 from django.utils.timezone import now
 
 from scheduling.db_timeouts import Deadline
@@ -14,9 +11,8 @@ from scheduling.ids import first_id_at, new_id
 from scheduling.models import Complaint, Event, Template, Touch
 from scheduling.monitoring import alerts, complaint_stats
 from scheduling.monitoring.complaint_stats import TextComplaints, read_complaint_rates
-from tests.scheduling.api.serving import eventually
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
@@ -24,11 +20,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 class Deliveries:
     """Delivered touches of the node `guide`, some with a complaint."""
 
-    def __init__(self, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+    def __init__(self, matrix, record_event):
         matrix.node()
         self.like = Touch.objects.get(pk=record_event().task_ids[0])
 
-    def add(self, count: int, complaints: int, *, days_ago: float, version: int = 1, template: str = "guide") -> None:
+    def add(self, count, complaints, *, days_ago, version=1, template="guide"):
         """Add touches. The complaints arrive in the same hour."""
         at = now() - timedelta(days=days_ago)
         values = {each.attname: getattr(self.like, each.attname) for each in Touch._meta.concrete_fields}
@@ -43,7 +39,7 @@ class Deliveries:
         for task_id in ids[:complaints]:
             self.complain(task_id, at)
 
-    def complain(self, touch_id: UUID, at: datetime) -> None:
+    def complain(self, touch_id, at):
         event_id = UUID(int=first_id_at(at).int + Complaint.objects.count())
         event = Event.objects.create(
             id=event_id, source="shop", event_id=str(event_id), type="complaint.received", occurred_at=at,
@@ -53,20 +49,20 @@ class Deliveries:
 
 
 @pytest.fixture
-def deliveries(matrix: MatrixBuilder, record_event: RecordEvent) -> Deliveries:
+def deliveries(matrix, record_event):
     return Deliveries(matrix, record_event)
 
 
-def read_rates() -> dict[tuple[str, int], TextComplaints]:
+def read_rates():
     texts = eventually(lambda: read_complaint_rates(Deadline(60.0)))
     return {(each.template, each.version): each for each in texts}
 
 
-def find_rising() -> alerts.Values | None:
+def find_rising():
     return alerts.read_values().get("complaints_rising")
 
 
-def test_rates_are_those_of_texts_beside_the_week_before(deliveries: Deliveries, matrix: MatrixBuilder) -> None:
+def test_rates_are_those_of_texts_beside_the_week_before(deliveries, matrix):
     matrix.template("other")
     deliveries.add(250, 1, days_ago=9)
     deliveries.add(250, 5, days_ago=2)
@@ -89,7 +85,7 @@ def test_rates_are_those_of_texts_beside_the_week_before(deliveries: Deliveries,
     assert find_rising() == {"guide: guide v1": 1}
 
 
-def test_text_without_comparison_never_rises(deliveries: Deliveries) -> None:
+def test_text_without_comparison_never_rises(deliveries):
     deliveries.add(199, 0, days_ago=9)
     deliveries.add(300, 30, days_ago=2)
     (rate,) = read_rates().values()
@@ -98,7 +94,7 @@ def test_text_without_comparison_never_rises(deliveries: Deliveries) -> None:
     assert find_rising() == {}
 
 
-def test_touches_and_their_complaints_are_counted_once(deliveries: Deliveries, valkey: redis.Redis) -> None:
+def test_touches_and_their_complaints_are_counted_once(deliveries, valkey):
     deliveries.add(100, 1, days_ago=2)
     complained = Complaint.objects.get().touch_id
     late = Touch.objects.filter(state="delivered", complaints=None).latest("pk").pk
@@ -113,9 +109,7 @@ def test_touches_and_their_complaints_are_counted_once(deliveries: Deliveries, v
     assert len(valkey.hkeys(complaint_stats.HOURS)) == 14 * 24
 
 
-def test_call_counts_for_a_bounded_time(
-    deliveries: Deliveries, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_counts_for_a_bounded_time(deliveries, valkey, monkeypatch):
     """After a loss of Redis no scrape reads two weeks of touches, and no share of them is taken for all."""
     deliveries.add(10, 1, days_ago=2)
     monkeypatch.setattr(complaint_stats, "FILL_SECONDS", 0)

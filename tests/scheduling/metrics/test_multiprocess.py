@@ -1,18 +1,14 @@
 """One folder for the processes of a node."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client import values
-from pytest_django import Settings
 
 from config.environment import ROOT
 from scheduling.monitoring import multiprocess
@@ -29,7 +25,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def counting(tmp_path: Path) -> list[subprocess.Popen[str]]:
+def counting(tmp_path):
     """Two processes that have counted and live."""
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     words = [sys.executable, "-c", COUNT]
@@ -45,17 +41,17 @@ def counting(tmp_path: Path) -> list[subprocess.Popen[str]]:
     return found
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process):
     process.kill()
     process.communicate()
 
 
-def read_process_metrics(folder: Path) -> list[str]:
+def read_process_metrics(folder):
     lines = multiprocess.export_process_metrics(folder).decode().splitlines()
     return sorted(line for line in lines if not line.startswith("#"))
 
 
-def test_ended_process_keeps_counts_and_drops_gauges(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
+def test_ended_process_keeps_counts_and_drops_gauges(tmp_path, counting):
     first, second = counting
     try:
         assert read_process_metrics(tmp_path) == [
@@ -74,7 +70,7 @@ def test_ended_process_keeps_counts_and_drops_gauges(tmp_path: Path, counting: l
     assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']  # nothing is added up twice
 
 
-def test_reused_pid_counts_as_ended_process(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
+def test_reused_pid_counts_as_ended_process(tmp_path, counting):
     for process in counting:
         end(process)
     for path in tmp_path.glob(f"*_{counting[0].pid}.db"):
@@ -84,7 +80,7 @@ def test_reused_pid_counts_as_ended_process(tmp_path: Path, counting: list[subpr
     assert read_process_metrics(tmp_path) == ['done_total{what="work"} 5.0']
 
 
-def test_damaged_total_is_set_aside_and_unfinished_file_deleted(tmp_path: Path) -> None:
+def test_damaged_total_is_set_aside_and_unfinished_file_deleted(tmp_path):
     spoiled = (64).to_bytes(4, "little") + bytes(4) + (40).to_bytes(4, "little") + b"\xff" * 200
     (tmp_path / "counter_gone.db").write_bytes(spoiled)
     (tmp_path / "counter_999999999.db").touch()
@@ -94,7 +90,7 @@ def test_damaged_total_is_set_aside_and_unfinished_file_deleted(tmp_path: Path) 
 
 
 @pytest.fixture
-def starting(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
+def starting(tmp_path, settings, monkeypatch):
     """A process that has not shared anything yet, and its folder."""
     settings.AFTERTOUCH_METRICS_DIR = tmp_path / "metrics"
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
@@ -103,12 +99,12 @@ def starting(tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
     return tmp_path / "metrics"
 
 
-def shared(folder: Path) -> bool:
+def shared(folder):
     return os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(folder)
 
 
-def test_merge_failure_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Path) -> None:
+def test_merge_failure_does_not_stop_start(starting, monkeypatch):
+    def fail(_):
         raise RuntimeError("spoiled")
 
     monkeypatch.setattr(multiprocess, "merge_ended_processes", fail)
@@ -116,13 +112,13 @@ def test_merge_failure_does_not_stop_start(starting: Path, monkeypatch: pytest.M
     assert not shared(starting)
 
 
-def test_little_disk_space_disables_sharing(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_disk_space_disables_sharing(starting, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=multiprocess.MIN_FREE_BYTES - 1))
     multiprocess.share_metrics()
     assert not shared(starting)
 
 
-def test_held_lock_or_foreign_file_does_not_stop_start(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_or_foreign_file_does_not_stop_start(starting, monkeypatch):
     monkeypatch.setattr(multiprocess, "START_LOCK_TIMEOUT", 0.1)
     (starting / "counter_copy.db").touch()  # of another program
     (starting / "counter_999999999.db").touch()
@@ -136,7 +132,7 @@ def test_held_lock_or_foreign_file_does_not_stop_start(starting: Path, monkeypat
     assert (starting / "counter_copy.db").exists()
 
 
-def test_held_lock_ends_reading_with_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_lock_ends_reading_with_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr(multiprocess, "READ_LOCK_TIMEOUT", 0.1)
     with (tmp_path / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,5 @@
 """What processes count while they work."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -9,10 +7,8 @@ import time
 import uuid
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import redis
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.registry import REGISTRY
 
@@ -21,15 +17,14 @@ from config.environment import ROOT
 from scheduling import metrics
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 
-def sample(metric: str, /, **labels: str) -> float:
+def sample(metric, /, **labels):
     return REGISTRY.get_sample_value(metric, labels) or 0.0
 
 
-def test_observe_all_equals_single_observations() -> None:
+def test_observe_all_equals_single_observations():
     seconds = [random.choice([0.0, 0.01, 0.3, 7, 5000]) * random.random() for _ in range(500)] + [0.01, 3600.0]
     registry = CollectorRegistry()
     once, each = (
@@ -47,9 +42,7 @@ def test_observe_all_equals_single_observations() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_delivery_updates_lateness_verdict_and_end(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis
-) -> None:
+def test_delivery_updates_lateness_verdict_and_end(matrix, record_event, valkey):
     matrix.node()
     user = f"ann-{uuid.uuid4()}"
     record_event(user=user)
@@ -77,10 +70,8 @@ def test_delivery_updates_lateness_verdict_and_end(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_metric_failure_does_not_stop_delivery(
-    matrix: MatrixBuilder, record_event: RecordEvent, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
+def test_metric_failure_does_not_stop_delivery(matrix, record_event, valkey, monkeypatch):
+    def full(*_):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(metrics.lateness, "labels", full)
@@ -91,12 +82,12 @@ def test_metric_failure_does_not_stop_delivery(
     assert Touch.objects.get().state == "delivered"
 
 
-def test_reason_label_is_bounded() -> None:
+def test_reason_label_is_bounded():
     assert metrics.reason_label("event:order.paid") == "event"
     assert len(metrics.reason_label("x" * 500)) == 40
 
 
-def test_task_metrics_count_runs_and_successful_pass() -> None:
+def test_task_metrics_count_runs_and_successful_pass():
     began_at, before = time.time(), sample("celery_task_runtime_count", name="pass")
     task = SimpleNamespace(
         name="pass", is_tick=True, request=SimpleNamespace(delivery_info=None, headers=None, eta=None)
@@ -110,7 +101,7 @@ def test_task_metrics_count_runs_and_successful_pass() -> None:
 
 
 @each_row("routing_key, queue", [("touch.high", "touch.high"), ("task.pdd.low", "low"), (None, "")])
-def test_queue_wait_excludes_time_before_eta(routing_key: str | None, queue: str) -> None:
+def test_queue_wait_excludes_time_before_eta(routing_key, queue):
     """Until its eta it does not wait for a worker."""
     labels = {"name": "m", "queue_name": queue}
     before = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]
@@ -123,7 +114,7 @@ def test_queue_wait_excludes_time_before_eta(routing_key: str | None, queue: str
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1, 2]
 
 
-def test_celery_programs_measure_by_their_signals() -> None:
+def test_celery_programs_measure_by_their_signals():
     """Here other modules import the one of metrics. The programs import the application only."""
     script = """if True:
         from config.celery import application

@@ -1,24 +1,16 @@
 """A scrape while PostgreSQL accepts TCP but does not respond: it ends, with the series of other sources."""
 
-from __future__ import annotations
-
-import socket
-import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import redis
 from django.db import OperationalError, connection, connections
 from django.test import Client
-from pytest_django import Settings
 
 from rpa_tasks.models import Platform
 from scheduling.db_timeouts import Deadline
 from scheduling.monitoring import collectors, queues
+from tests.scheduling.api.serving import Gate
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
 from tests.support.waiting import WAIT_LIMIT
 
@@ -28,73 +20,28 @@ OF_THE_DATABASE = {
 }  # fmt: skip
 
 
-class HangingDatabase:
-    """A TCP gate before PostgreSQL. While it `hangs`, it takes connections and what is sent, and answers nothing."""
-
-    def __init__(self, behind: int) -> None:
-        self._behind = behind
-        self._passes = threading.Event()
-        self._passes.set()
-        self._open: list[socket.socket] = []
-        self.taken = 0  #: connections
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def hangs(self) -> None:
-        self._passes.clear()
-
-    def answers(self) -> None:
-        self._passes.set()
-
-    def end(self) -> None:
-        self._passes.set()
-        for each in (self._listener, *self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                self.taken += 1
-                far = socket.create_connection(("127.0.0.1", self._behind))
-                self._open += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._pump, args=[one, other], daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                self._passes.wait()
-                sink.sendall(data)
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.fixture
-def gate(transactional_db: None, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDatabase]:
+def gate(transactional_db, valkey, monkeypatch):
     """Stands before every connection that a thread opens."""
     connection.ensure_connection()
-    made = HangingDatabase(int(connection.settings_dict["PORT"]))
+    made = Gate(int(connection.settings_dict["PORT"]))
     monkeypatch.setitem(connection.settings_dict, "PORT", str(made.port))
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "connect_timeout", 2)
     yield made
-    made.end()
+    made.shut()
 
 
 @pytest.fixture
-def run_in_thread(gate: HangingDatabase) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+def run_in_thread(gate):
     """In a thread, whose connections are its own."""
     with ThreadPoolExecutor(1) as thread:
         yield lambda work: thread.submit(work).result(WAIT_LIMIT)
-        gate.end()
+        gate.shut()
         thread.submit(lambda: connections["default"].close()).result(WAIT_LIMIT)
 
 
-def test_hanging_database_connection_is_tried_once(gate: HangingDatabase, run_in_thread: Callable[..., Any]) -> None:
-    gate.hangs()
+def test_hanging_database_connection_is_tried_once(gate, run_in_thread):
+    gate.hang()
     found = read_cluster_metrics(run_in_thread(lambda: Client().get("/metrics").content))
     assert gate.taken == 1, "each wait for a connection takes two seconds of the ten that Prometheus has"
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
@@ -103,18 +50,16 @@ def test_hanging_database_connection_is_tried_once(gate: HangingDatabase, run_in
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
 
 
-def test_database_hanging_during_scrape_is_skipped(
-    gate: HangingDatabase, run_in_thread: Callable[..., Any], settings: Settings
-) -> None:
+def test_database_hanging_during_scrape_is_skipped(gate, run_in_thread, settings):
     assert "aftertouch_touches_oldest_overdue_seconds" in read_cluster_metrics(
         run_in_thread(collectors.export_cluster_metrics)
     )
-    gate.hangs()
+    gate.hang()
     settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=1.0)
     found = read_cluster_metrics(run_in_thread(collectors.export_cluster_metrics))
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
-    gate.answers()
+    gate.go_on()
     settings.TIMEOUTS = replace(settings.TIMEOUTS, metrics=WAIT_LIMIT)
     assert "aftertouch_rollouts_oldest_judged_seconds" in read_cluster_metrics(
         run_in_thread(collectors.export_cluster_metrics)
@@ -122,7 +67,7 @@ def test_database_hanging_during_scrape_is_skipped(
 
 
 @pytest.mark.django_db
-def test_slow_statement_does_not_affect_others() -> None:
+def test_slow_statement_does_not_affect_others():
     deadline = Deadline(WAIT_LIMIT)
     with pytest.raises(OperationalError), deadline.limit_queries(0.1):
         collectors.sql.rows("SELECT pg_sleep(60)", {})
@@ -131,11 +76,11 @@ def test_slow_statement_does_not_affect_others() -> None:
 
 
 @pytest.mark.django_db
-def test_queue_names_survive_database_outage(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_names_survive_database_outage(valkey, monkeypatch):
     Platform.objects.create(key="own", dedicated_queue=True)
     assert read_cluster_metrics()['celery_queue_length{queue_name="p.own.high"}'] == 0
 
-    def away(*_: Any) -> Any:
+    def away(*_):
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(collectors.sql, "rows", away)

@@ -1,16 +1,10 @@
 """The wanted numbers from real servers: load, backlog, unavailable sources."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.models import ExecutionNode
 from scheduling.db_timeouts import Deadline
@@ -26,13 +20,12 @@ from scheduling.monitoring.queues import (
 )
 from scheduling.monitoring.wanted_numbers import Scale
 from tests.scheduling.metrics.test_collectors import read_cluster_metrics
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("valkey")]
 
 
-def test_source_without_answer_hides_only_its_number(settings: Settings) -> None:
+def test_source_without_answer_hides_only_its_number(settings):
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
     names = ("aftertouch_workers_wanted", "aftertouch_execution_nodes_wanted", "aftertouch_watchers_wanted")
     found = read_cluster_metrics()
@@ -45,13 +38,13 @@ def test_source_without_answer_hides_only_its_number(settings: Settings) -> None
 
 
 @pytest.fixture
-def due_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..., None]:
+def due_touches(matrix, record_event):
     """Copy a planned touch `count` times, due some seconds ago."""
     matrix.node("guide", delay=timedelta(days=1))
     record_event()
     row = Touch.objects.values().get()
 
-    def copy(count: int, *, seconds: float, **changes: Any) -> None:
+    def copy(count, *, seconds, **changes):
         given = {**row, "due_at": now() - timedelta(seconds=seconds)} | changes
         given.pop("task_id")
         Touch.objects.bulk_create(Touch(task_id=(one := new_id()), **{**given, "retry_of": one}) for _ in range(count))
@@ -60,16 +53,14 @@ def due_touches(matrix: MatrixBuilder, record_event: RecordEvent) -> Callable[..
 
 
 @each_row("busy, wanted", [(0.35, 1), (0.7, 2), (1.0, 3)])
-def test_busy_processes_want_more_workers(busy: float, wanted: int) -> None:
+def test_busy_processes_want_more_workers(busy, wanted):
     send_worker_report(WorkerReport("core@a", processes=2, busy=busy, queues=["touch.high"]))
     send_worker_report(WorkerReport("core@b", processes=6, busy=busy, queues=["touch.high"]))
     send_worker_report(WorkerReport("ticks@a", processes=1, busy=1.0, queues=["ticks"]))
     assert wanted_numbers.measure_workers(Deadline(60.0)) == (2, wanted)
 
 
-def test_due_touches_that_nothing_has_started_want_more_workers(
-    due_touches: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_touches_that_nothing_has_started_want_more_workers(due_touches, monkeypatch):
     monkeypatch.setattr(wanted_numbers, "SPEED", 0.1)
     lease = now() + timedelta(seconds=30)
     due_touches(9, seconds=2)
@@ -87,7 +78,7 @@ def test_due_touches_that_nothing_has_started_want_more_workers(
     assert wanted_numbers.measure_workers(Deadline(60.0)) == (1, 1), "idle ones would not do it either"
 
 
-def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
+def test_report_of_a_worker_expires(valkey):
     send_worker_report(WorkerReport("core@a", processes=2, busy=1.0, queues=["touch.high"]))
     ((key, text),) = valkey.hgetall(WORKER_REPORTS).items()
     stored = json.loads(text)
@@ -97,7 +88,7 @@ def test_report_of_a_worker_expires(valkey: redis.Redis) -> None:
     assert [json.loads(text)["name"] for text in valkey.hvals(WORKER_REPORTS)] == ["core@b"]
 
 
-def test_workers_of_one_name_report_for_themselves() -> None:
+def test_workers_of_one_name_report_for_themselves():
     """Without -n two workers on one machine have the same name."""
     for name, queue, count in (("celery@a", "touch.high", 3), ("celery@a", "high", 2), ("celery@b", "touch.high", 1)):
         send_worker_report(WorkerReport(name, 2, 0.0, [queue], unacked={queue: count}))

@@ -1,14 +1,10 @@
 """A real worker reports how busy it is, and takes its report with it."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-import redis
 from kombu import Connection
 
 from config.environment import environment
@@ -16,7 +12,7 @@ from config.local.processes import wait_until
 from scheduling.monitoring.queues import WorkerReport, count_unacked_messages, list_worker_reports
 from tests.faults.brokers import rabbitmq
 from tests.faults.test_celery_guards import envelope
-from tests.faults.workers import Program, worker
+from tests.faults.workers import worker
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.metrics.test_collectors import broker_is, read_cluster_metrics
 from tests.support.waiting import WAIT_LIMIT
@@ -25,27 +21,25 @@ QUICK = "tests.faults.misbehaving_app"  #: reports every half second
 
 
 @pytest.fixture
-def worker_environment(tmp_path: Path) -> dict[str, str]:
+def worker_environment(tmp_path):
     return {
         **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis,
         "DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_STATE_DIR": str(tmp_path),
     }  # fmt: skip
 
 
-def busy_share() -> float | None:
+def busy_share():
     return next((report.busy for report in list_worker_reports()), None)
 
 
-def start_waiting(client: redis.Redis, gate: Path, count: int) -> None:
+def start_waiting(client, gate, count):
     for number in range(count):
         client.lpush("mq:touch.normal", envelope("bad.wait", str(gate), str(number)))
 
 
 @pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
-def test_worker_reports_its_load_until_it_stops(
-    valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_worker_reports_its_load_until_it_stops(valkey, worker_environment, tmp_path):
     gate = tmp_path / "gate"
     words = ("-Q", "touch.high,touch.normal,touch.low", "-c", "4", "-n", "core@test")
     with worker(worker_environment, *words, app=QUICK) as program:
@@ -67,9 +61,7 @@ def test_worker_reports_its_load_until_it_stops(
 
 @pytest.mark.processes
 @pytest.mark.django_db(transaction=True)
-def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
-    valkey: redis.Redis, worker_environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(valkey, worker_environment, tmp_path, monkeypatch):
     """Messages wait in the workers for their eta; a worker that stops gives them back."""
     (tmp_path / "broker").mkdir()
     with rabbitmq(tmp_path / "broker") as broker, Connection(broker.url) as connection:
@@ -103,5 +95,5 @@ def test_workers_on_rabbitmq_report_what_they_did_not_acknowledge(
         assert waiting == expected
 
 
-def await_busy(program: Program, share: float) -> None:
+def await_busy(program, share):
     assert wait_until(lambda: busy_share() == share, WAIT_LIMIT), f"{list_worker_reports()}\n{program.log}"

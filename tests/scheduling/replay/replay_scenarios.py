@@ -296,7 +296,7 @@ def database_now() -> datetime:
     with connection.cursor() as cursor:
         cursor.execute("SELECT statement_timestamp()")
         (at,) = cursor.fetchone()
-        return at  # type: ignore[no-any-return]
+        return at
 
 
 def read_decisions() -> dict[tuple[Any, int], Story]:

@@ -1,9 +1,6 @@
 """Two users, or two pages of one user, act on a draft at the same moment."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
@@ -15,25 +12,24 @@ from scheduling.experiments import drafts
 from scheduling.models import AuditEntry, ConfigDraft, HarassmentRule, Node
 from scheduling.operations.failed_tasks import Actor
 from tests.support.drafts import replay_draft
-from tests.support.matrix import MatrixBuilder
-from tests.support.second_connection import Race, act_and_close, act_behind_locks, await_lock_waits
+from tests.support.second_connection import act_and_close, act_behind_locks, await_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def node(transactional_db: None, matrix: MatrixBuilder) -> Node:
+def node(transactional_db, matrix):
     return matrix.node(delay=timedelta(minutes=15))
 
 
 @pytest.fixture
-def user(node: Node) -> User:
+def user(node):
     return User.objects.create_user("ops")
 
 
-def save_node(**values: object) -> Callable[[], bool]:
-    def save() -> bool:
+def save_node(**values):
+    def save():
         node = Node.objects.get()
         for name, value in values.items():
             setattr(node, name, value)
@@ -43,21 +39,21 @@ def save_node(**values: object) -> Callable[[], bool]:
     return save
 
 
-def replayed(user: User) -> ConfigDraft:
+def replayed(user):
     return replay_draft(ConfigDraft.objects.get(owner=user))
 
 
-def list_changes(user: User) -> dict[str, list[str]]:
+def list_changes(user):
     changes = drafts.plan_edits(ConfigDraft.objects.get(owner=user)).changes
     return {change.label: sorted(each.path for each in change.differences) for change in changes}
 
 
-def test_two_publications_of_a_draft_publish_it_once(user: User, race: Race) -> None:
+def test_two_publications_of_a_draft_publish_it_once(user, race):
     assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
     draft = replayed(user)
     seen = drafts.compute_seen(draft)
 
-    def publish(number: int) -> str:
+    def publish(number):
         try:
             drafts.publish_draft(draft.pk, seen, Actor(f"ops{number}", None, f"reason {number}"))
         except Conflict:
@@ -72,7 +68,7 @@ def test_two_publications_of_a_draft_publish_it_once(user: User, race: Race) -> 
     assert AuditEntry.objects.filter(action="published").count() == 1
 
 
-def test_edit_while_its_draft_is_published_opens_a_new_draft(user: User) -> None:
+def test_edit_while_its_draft_is_published_opens_a_new_draft(user):
     assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
     draft = replayed(user)
     seen = drafts.compute_seen(draft)
@@ -84,23 +80,23 @@ def test_edit_while_its_draft_is_published_opens_a_new_draft(user: User) -> None
     assert Node.objects.get().delay == timedelta(minutes=20)
 
 
-def test_edit_of_another_user_waits_until_an_edit_is_captured(user: User) -> None:
+def test_edit_of_another_user_waits_until_an_edit_is_captured(user):
     """It would seem part of the draft."""
     rules = HarassmentRule.objects.filter(kind="dedupe")
 
-    def save() -> bool:
+    def save():
         editing.append(pool.submit(act_and_close, lambda: rules.update(window=timedelta(minutes=30))))
         await_lock_waits()
         return save_node(delay=timedelta(minutes=20))()
 
-    editing: list[Future[int]] = []
+    editing = []
     with ThreadPoolExecutor(1) as pool:
         assert drafts.capture_edit(user, save)
         assert editing[0].result(WAIT_LIMIT) == 1
     assert list_changes(user) == {"guide": ["delay"]}
 
 
-def test_two_clicks_at_once_discard_a_draft(user: User) -> None:
+def test_two_clicks_at_once_discard_a_draft(user):
     """The later one read that the draft had changed."""
     assert drafts.capture_edit(user, save_node(delay=timedelta(minutes=20)))
     seen = drafts.compute_seen(ConfigDraft.objects.get())
@@ -109,7 +105,7 @@ def test_two_clicks_at_once_discard_a_draft(user: User) -> None:
     assert not ConfigDraft.objects.exists()
 
 
-def test_edits_of_two_pages_at_once_are_both_in_the_draft(user: User, race: Race) -> None:
+def test_edits_of_two_pages_at_once_are_both_in_the_draft(user, race):
     saves = [save_node(delay=timedelta(minutes=20)), save_node(holdout_percent=5)]
     assert race(2, lambda number: drafts.capture_edit(user, saves[number])) == [True, True]
     assert list_changes(user) == {"guide": ["delay", "holdout"]}

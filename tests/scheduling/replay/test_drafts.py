@@ -1,9 +1,6 @@
 """A draft from its beginning to what is live, and nothing written on the way."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import time_machine
@@ -26,12 +23,11 @@ from scheduling.strict_text import InvalidText
 from sessions.models import SilencePolicy
 from tests.scheduling.core.conftest import pass_time
 from tests.support.drafts import open_draft, replay_draft
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db
 
 
-def edited(**changes: Any) -> str:
+def edited(**changes):
     """The live draft with its only node (and its cap) changed."""
     given = yaml.safe_load(drafts.export_live_draft())
     cap = changes.pop("limit", None)
@@ -42,12 +38,12 @@ def edited(**changes: Any) -> str:
 
 
 @pytest.fixture
-def ops(db: None) -> User:
+def ops(db):
     return User.objects.create_superuser("ops")
 
 
 @pytest.fixture
-def two_customers_node(matrix: MatrixBuilder, record_event: RecordEvent) -> Node:
+def two_customers_node(matrix, record_event):
     """Five downloads of Ann's and one of Bob's, hours apart, two days ago."""
     node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
     for _ in range(5):
@@ -58,19 +54,18 @@ def two_customers_node(matrix: MatrixBuilder, record_event: RecordEvent) -> Node
     return node
 
 
-def replayed(user: User, text: str) -> dict[str, Any]:
+def replayed(user, text):
     """The result of this draft."""
     draft = replay_draft(open_draft(user, text))
     assert (draft.state, draft.problems) == ("done", [])
-    result: dict[str, Any] = draft.result
-    return result
+    return draft.result
 
 
-def publish(draft: ConfigDraft, actor: Actor, **more: Any) -> Any:
+def publish(draft, actor, **more):
     return drafts.publish_draft(draft.pk, drafts.compute_seen(draft), actor, **more)
 
 
-def test_replay_shows_what_the_draft_would_have_done_with_reasons(two_customers_node: Node, ops: User) -> None:
+def test_replay_shows_what_the_draft_would_have_done_with_reasons(two_customers_node, ops):
     result = replayed(ops, edited(limit=1))
     assert (result["events"], result["shortened"]) == (6, False)
     assert result["live"] == {"guide": {"planned": 6, "delivered": 4, "suppressed:cap": 2}}
@@ -88,8 +83,8 @@ def test_replay_shows_what_the_draft_would_have_done_with_reasons(two_customers_
     assert replayed(ops, text)["draft"]["guide"]["failed:template_data_missing"] == 6
 
 
-def test_replay_writes_only_its_row(two_customers_node: Node, ops: User) -> None:
-    def read_all() -> Any:
+def test_replay_writes_only_its_row(two_customers_node, ops):
+    def read_all():
         rules = HarassmentRule.objects.order_by("pk").values_list("limit", flat=True)
         touches = Touch.objects.order_by("pk").values()
         return list(touches), list(rules), Node.history.count(), snapshot.current().version
@@ -99,7 +94,7 @@ def test_replay_writes_only_its_row(two_customers_node: Node, ops: User) -> None
     assert read_all() == before
 
 
-def test_replay_window_is_shortened_to_event_limit(two_customers_node: Node) -> None:
+def test_replay_window_is_shortened_to_event_limit(two_customers_node):
     whole = replay.choose_window(now() - timedelta(days=7), now())
     assert (len(whole.arrivals), whole.shortened) == (6, False)
     short = replay.choose_window(now() - timedelta(days=7), now(), most=4)
@@ -107,7 +102,7 @@ def test_replay_window_is_shortened_to_event_limit(two_customers_node: Node) -> 
     assert sum(len(events) for some in replay.iterate_batches(short) for _, events in some) == 4
 
 
-def test_replay_pages_work_without_a_cursor(two_customers_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_pages_work_without_a_cursor(two_customers_node, monkeypatch):
     """As behind a pooler. Later events are not in memory yet while the first are replayed."""
     monkeypatch.setattr(replay, "CHUNK", 2)
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
@@ -122,7 +117,7 @@ def test_replay_pages_work_without_a_cursor(two_customers_node: Node, monkeypatc
     assert (rest[-1].id, rest[-1].data) == (last, {"read": "late"})
 
 
-def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> None:
+def test_draft_errors_name_the_field(two_customers_node, ops):
     draft = open_draft(ops, edited(delay="soon", template="none"))
     with pytest.raises(InvalidConfiguration) as refused:
         drafts.plan_edits(draft)
@@ -136,7 +131,7 @@ def test_draft_errors_name_the_field(two_customers_node: Node, ops: User) -> Non
     assert not drafts.run_next_replay()
 
 
-def test_draft_leaves_out_sections_of_apps_that_are_not_installed(two_customers_node: Node) -> None:
+def test_draft_leaves_out_sections_of_apps_that_are_not_installed(two_customers_node):
     try:
         with override_settings(CONFIG_SECTIONS=[]):
             sections.cache_clear()
@@ -149,7 +144,7 @@ def test_draft_leaves_out_sections_of_apps_that_are_not_installed(two_customers_
     assert draftable == [True, False]
 
 
-def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops: User) -> None:
+def test_publication_stores_author_and_reason_once(two_customers_node, ops):
     draft = open_draft(ops, edited(delay="20m"))
     with pytest.raises(Conflict, match="not been replayed"):
         publish(draft, Actor("ops", ops, "quieter"))
@@ -164,7 +159,7 @@ def test_publication_stores_author_and_reason_once(two_customers_node: Node, ops
         publish(draft, Actor("ops", ops, "quieter"))
 
 
-def test_publication_can_move_waiting_touches(matrix: MatrixBuilder, record_event: RecordEvent, ops: User) -> None:
+def test_publication_can_move_waiting_touches(matrix, record_event, ops):
     matrix.node(delay=timedelta(days=1))
     (task_id,) = record_event().task_ids
     before = Touch.objects.get(pk=task_id)
@@ -173,10 +168,8 @@ def test_publication_can_move_waiting_touches(matrix: MatrixBuilder, record_even
     assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
 
 
-def test_publication_survives_a_failed_move(
-    two_customers_node: Node, ops: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: Any) -> None:
+def test_publication_survives_a_failed_move(two_customers_node, ops, monkeypatch):
+    def refused(*_):
         raise OperationalError
 
     monkeypatch.setattr(drafts.rescheduling, "move_after_plan", refused)
@@ -197,7 +190,7 @@ LIVE_EDITS = [
 ]  # fmt: skip
 
 
-def test_live_edits_are_kept_or_refuse_the_publication(two_customers_node: Node, ops: User) -> None:
+def test_live_edits_are_kept_or_refuse_the_publication(two_customers_node, ops):
     failures = []
     for name, edit, edit_live, conflicts in LIVE_EDITS:
         HarassmentRule.objects.filter(kind="cap").exclude(limit=3).delete()
@@ -223,7 +216,7 @@ def test_live_edits_are_kept_or_refuse_the_publication(two_customers_node: Node,
     assert failures == []
 
 
-def test_new_draft_is_refused_if_the_live_configuration_changed_on_the_way(two_customers_node: Node, ops: User) -> None:
+def test_new_draft_is_refused_if_the_live_configuration_changed_on_the_way(two_customers_node, ops):
     seen, text = drafts.compute_seen(None), edited(delay="20m")
     Node.objects.update(priority=0)
     with pytest.raises(Conflict):
@@ -231,13 +224,11 @@ def test_new_draft_is_refused_if_the_live_configuration_changed_on_the_way(two_c
     assert not ConfigDraft.objects.exists()
 
 
-def test_result_of_a_replaced_draft_is_dropped(
-    two_customers_node: Node, ops: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_of_a_replaced_draft_is_dropped(two_customers_node, ops, monkeypatch):
     draft = open_draft(ops, edited(delay="20m"))
     drafts.request_replay(ops, drafts.compute_seen(draft))
 
-    def edit_meanwhile(*_: Any) -> dict[str, Any]:
+    def edit_meanwhile(*_):
         drafts.replace_text(ops, edited(delay="30m"), drafts.compute_seen(draft))
         return {}
 
@@ -247,7 +238,7 @@ def test_result_of_a_replaced_draft_is_dropped(
     assert (draft.state, draft.result, "30m" in draft.document) == ("open", None, True)
 
 
-def test_one_replay_runs_and_a_lost_one_fails(two_customers_node: Node, ops: User) -> None:
+def test_one_replay_runs_and_a_lost_one_fails(two_customers_node, ops):
     first, second = (open_draft(user, edited(delay="20m")) for user in (ops, User.objects.create_user("eve")))
     for draft in (first, second):
         drafts.request_replay(draft.owner, drafts.compute_seen(draft))
@@ -263,7 +254,7 @@ def test_one_replay_runs_and_a_lost_one_fails(two_customers_node: Node, ops: Use
     assert replay_draft(first).state == "done"
 
 
-def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Node, matrix: MatrixBuilder, ops: User) -> None:
+def test_replay_of_outdated_draft_fails_with_reason(two_customers_node, matrix, ops):
     draft = open_draft(ops, edited(delay="20m"))
     drafts.request_replay(ops, drafts.compute_seen(draft))
     matrix.channel.retired_at = now()
@@ -274,13 +265,13 @@ def test_replay_of_outdated_draft_fails_with_reason(two_customers_node: Node, ma
     assert [*map(ErrorText.load, draft.problems)] == ["nodes[0].channel: there is no channel “log”"]
 
 
-def test_edit_of_a_rule_survives_the_retirement_of_an_earlier_one(two_customers_node: Node, ops: User) -> None:
+def test_edit_of_a_rule_survives_the_retirement_of_an_earlier_one(two_customers_node, ops):
     """The rule that stayed moved into the row of the retired one, and its edit was lost with its own row."""
     HarassmentRule.objects.all().delete()
     first = HarassmentRule.objects.create(kind="cap", limit=1, window=timedelta(days=1))
     second = HarassmentRule.objects.create(kind="cap", limit=2, window=timedelta(days=2))
 
-    def save(row: HarassmentRule, **values: Any) -> bool:
+    def save(row, **values):
         row = HarassmentRule.objects.get(pk=row.pk)
         for name, value in values.items():
             setattr(row, name, value)
@@ -293,12 +284,12 @@ def test_edit_of_a_rule_survives_the_retirement_of_an_earlier_one(two_customers_
     assert [rule["limit"] for rule in given["harassment_rules"]] == [7]
 
 
-def test_edit_of_a_row_that_the_draft_retires_is_refused(two_customers_node: Node, ops: User) -> None:
+def test_edit_of_a_row_that_the_draft_retires_is_refused(two_customers_node, ops):
     """Of two rules with equal kind, scope and window the draft retires the later row: its text has one of them."""
     HarassmentRule.objects.all().delete()
     first, second = (HarassmentRule.objects.create(kind="cap", limit=n, window=timedelta(days=1)) for n in (1, 2))
 
-    def save(row: HarassmentRule, **values: Any) -> bool:
+    def save(row, **values):
         HarassmentRule.objects.filter(pk=row.pk).update(**values)
         return True
 

@@ -1,34 +1,27 @@
 """A replay of the live configuration decides as delivery did."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from datetime import datetime, time, timedelta
-from typing import Any
+from datetime import time, timedelta
 
 import pytest
 
 from scheduling.configuration import snapshot
-from scheduling.configuration.snapshot import Snapshot
 from scheduling.experiments import drafts, replay
 from scheduling.ledger import ends
 from scheduling.models import Calendar, ConfigDraft, HarassmentRule, Node
 from tests.scheduling.replay.replay_scenarios import (
     ReplayScenario,
-    Story,
     database_now,
     identify,
     read_decisions,
 )
-from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def replayed(since: datetime, until: datetime, config: Snapshot | None = None) -> dict[tuple[Any, int], Story]:
+def replayed(since, until, config=None):
     within = replay.choose_window(since, until)
     (simulation,) = replay.run_simulations([config or snapshot.current()], within)
-    keys: dict[int, tuple[Any, int]] = {}
+    keys = {}
     for touch in sorted(simulation.touches, key=lambda touch: touch.number):
         event, is_simulated = touch.event, touch.event.id.int >> 64 == 1
         name = (event.type, *keys[event.id.int & (1 << 64) - 1]) if is_simulated else identify(event)
@@ -37,8 +30,8 @@ def replayed(since: datetime, until: datetime, config: Snapshot | None = None) -
 
 
 @pytest.fixture
-def live_scenario(matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], ReplayScenario]:
-    def live_scenario(seed: int) -> ReplayScenario:
+def live_scenario(matrix, monkeypatch):
+    def live_scenario(seed):
         # The test's own transaction stays open.
         monkeypatch.setattr(ends, "read_horizon", lambda lag: ends.Horizon(database_now(), 0, 0))
         scenario = ReplayScenario(matrix, seed)
@@ -55,9 +48,7 @@ SEEDS = [7, 14, 18, 23, *(pytest.param(seed, marks=pytest.mark.campaign) for see
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_replay_of_live_config_and_of_a_draft_decides_as_recorded(
-    live_scenario: Callable[[int], ReplayScenario], seed: int
-) -> None:
+def test_replay_of_live_config_and_of_a_draft_decides_as_recorded(live_scenario, seed):
     """The draft is the configuration that was live; the live one has other calendars and windows by then."""
     live_scenario(seed)
     now, really, draft = database_now(), read_decisions(), drafts.export_live_draft()

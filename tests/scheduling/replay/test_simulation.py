@@ -1,9 +1,5 @@
 """What random worlds (`test_replay`) rarely show of a configuration in simulated time."""
 
-from __future__ import annotations
-
-from datetime import datetime
-
 from scheduling.configuration.snapshot import Snapshot
 from scheduling.experiments.replay import SimulatedCustomer, Simulation
 from scheduling.ids import new_id
@@ -11,7 +7,6 @@ from scheduling.policy.guards import CapSlot
 from scheduling.policy.matrix import SOURCE
 from scheduling.policy.node_conditions import compile_condition
 from scheduling.policy.send_times import CalendarsSpec
-from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.sample_data import (
     ARTICLE,
     CAP,
@@ -26,7 +21,7 @@ from tests.scheduling.core.sample_data import (
 )
 
 
-def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)) -> Simulation:
+def simulate(*nodes, rules=(CAP, CONVERSATION)):
     config = Snapshot(
         version=(), nodes={each.id: each for each in nodes}, templates={}, channels={}, delay_rules=ARTICLE,
         rules=rules, paused=frozenset(), activity_types={}, calendars=CalendarsSpec(), webhooks={},
@@ -36,18 +31,18 @@ def simulate(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)
     return made
 
 
-def outcomes(made: Simulation, until: datetime) -> dict[str, dict[str, int]]:
+def outcomes(made, until):
     made.advance(until)
     return made.count_outcomes()
 
 
-def outcome(made: Simulation, until: datetime) -> dict[str, int]:
+def outcome(made, until):
     """Those of the only node."""
     (counts,) = outcomes(made, until).values()
     return counts
 
 
-def test_simulation_cap_suppresses_or_defers() -> None:
+def test_simulation_cap_suppresses_or_defers():
     nodes = [node("a", id=1), node("b", id=2, trigger="order.paid", over_cap="defer")]
     made = simulate(*nodes)
     for number in range(4):
@@ -59,7 +54,7 @@ def test_simulation_cap_suppresses_or_defers() -> None:
     assert outcomes(made, NOON + 2 * DAY)["b"] == {"planned": 1, "held": 1, "delivered": 1}
 
 
-def test_simulation_counts_earlier_deliveries() -> None:
+def test_simulation_counts_earlier_deliveries():
     made = simulate(node(), rules=(DEDUPE,))
     before = CapSlot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
     made.customers["ann"].slots.append(before)
@@ -67,7 +62,7 @@ def test_simulation_counts_earlier_deliveries() -> None:
     assert outcome(made, NOON + HOUR) == {"planned": 1, "suppressed:dedupe": 1}
 
 
-def test_simulation_opt_out_applies_from_its_time() -> None:
+def test_simulation_opt_out_applies_from_its_time():
     made = simulate(node())
     made.customers["ann"].opted_out_at = NOON + HOUR
     made.receive([event()], NOON)
@@ -75,7 +70,7 @@ def test_simulation_opt_out_applies_from_its_time() -> None:
     assert outcome(made, NOON + DAY) == {"planned": 2, "delivered": 1, "suppressed:opted_out": 1}
 
 
-def test_simulation_follows_delivered_touch() -> None:
+def test_simulation_follows_delivered_touch():
     """Two days after the first message the second one, unless an event cancels it or the depth is too great."""
     first = node("a", id=1, guard_dedupe="ignore")
     second = node("b", id=2, trigger="touch.delivered", from_nodes=frozenset({"a"}), delay=2 * DAY, most_depth=2,
@@ -94,7 +89,7 @@ def test_simulation_follows_delivered_touch() -> None:
     assert outcomes(made, NOON + 10 * DAY)["b"] == {"planned": 1, "cancelled:event:order.paid": 1}
 
 
-def test_simulated_end_has_the_source_of_a_recorded_one() -> None:
+def test_simulated_end_has_the_source_of_a_recorded_one():
     """A condition on the source held for recorded ends only: the replay planned no follow-up."""
     when = compile_condition({"all": [{"field": "event.source", "op": "eq", "value": SOURCE}]})
     first = node("a", id=1)

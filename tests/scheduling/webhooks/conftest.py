@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from pytest_django import Settings
 from standardwebhooks.webhooks import Webhook as Verifier
 
 from scheduling import sql, webhooks
@@ -24,7 +23,7 @@ SECOND_SECRET = "whsec_" + base64.b64encode(b"the secret after the rotation").de
 
 
 @pytest.fixture(autouse=True)
-def _local_receivers(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def _local_receivers(settings, monkeypatch) -> None:
     """A slow machine ends no request, a sender that finds nothing looks again soon, and ends are read at once."""
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     monkeypatch.setattr(webhooks, "TIMEOUT", timedelta(seconds=20))
@@ -39,7 +38,7 @@ def receiver() -> Iterator[ScriptedReceiver]:
 
 
 @pytest.fixture
-def subscribe(receiver: ScriptedReceiver, transactional_db: None) -> Callable[..., WebhookSubscription]:
+def subscribe(receiver, transactional_db) -> Callable[..., WebhookSubscription]:
     def subscribe(key: str = "crm", **changes: Any) -> WebhookSubscription:
         usual: dict[str, Any] = {
             "config": {"url": receiver.url, "secret": SECRET}, "events": list(WebhookEvent.values),

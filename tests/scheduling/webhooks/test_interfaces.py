@@ -1,15 +1,10 @@
 """Subscriptions in the back office, the API and the configuration file."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
 from django.urls import reverse
 
 from scheduling import sql
@@ -18,21 +13,19 @@ from scheduling.configuration.file.section import Stamp
 from scheduling.configuration.file.sections import sections
 from scheduling.models import WebhookEndpoint, WebhookSubscription
 from scheduling.monitoring.collectors import export_cluster_metrics
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import SECRET, note_changes, pass_time, send_all, write_waiting
 
-Subscribe = Callable[..., WebhookSubscription]
 ENTRY = {"key": "crm", "url": "https://example.com/in", "secret": SECRET, "events": ["job.ended"],
          "filter": {"shop": ["pdd/s1"]}}  # fmt: skip
 
 
-def apply_section(*entries: dict[str, Any]) -> None:
+def apply_section(*entries):
     document = {"version": 1, "webhooks": list(entries)}
     store_document(document, Stamp("test"), plan_changes(document).confirm)
 
 
 @pytest.mark.django_db
-def test_configuration_file_round_trip_changes_nothing_and_hides_secrets() -> None:
+def test_configuration_file_round_trip_changes_nothing_and_hides_secrets():
     apply_section(ENTRY)
     exported = sections()["webhooks"].export(with_secrets=False)
     assert exported == [{**ENTRY, "url": "(kept)", "secret": "(kept)"}]
@@ -46,7 +39,7 @@ def test_configuration_file_round_trip_changes_nothing_and_hides_secrets() -> No
 
 
 @pytest.mark.django_db
-def test_configuration_file_names_each_wrong_field() -> None:
+def test_configuration_file_names_each_wrong_field():
     wrong = {"key": "A b", "url": "http://10.0.0.1/", "secret": "short", "filter": {"user": ["x"]}}
     with pytest.raises(InvalidConfiguration) as caught:
         plan_changes({"version": 1, "webhooks": [wrong | {"events": ["job.ended"]}]})
@@ -54,13 +47,11 @@ def test_configuration_file_names_each_wrong_field() -> None:
     assert paths >= {f"webhooks[0].{name}" for name in ("key", "url", "secret", "filter")}
 
 
-def test_back_office_pauses_enables_tests_and_sends_a_range_again(
-    subscribe: Subscribe, receiver: ScriptedReceiver, client: Client
-) -> None:
+def test_back_office_pauses_enables_tests_and_sends_a_range_again(subscribe, receiver, client):
     hook = subscribe()
     client.force_login(User.objects.create_superuser("root"))
 
-    def post(page: str, **data: Any) -> None:
+    def post(page, **data):
         url = reverse(f"admin:scheduling_webhooksubscription_{page}", args=[hook.pk])
         assert client.post(url, data).status_code == 302
 
@@ -80,7 +71,7 @@ def test_back_office_pauses_enables_tests_and_sends_a_range_again(
     assert sorted(receiver.keys[3:]) == sorted(receiver.keys[:3])
 
 
-def test_back_office_form_keeps_the_stored_secret(subscribe: Subscribe, client: Client) -> None:
+def test_back_office_form_keeps_the_stored_secret(subscribe, client):
     hook = subscribe()
     client.force_login(User.objects.create_superuser("root"))
     url = reverse("admin:scheduling_webhooksubscription_change", args=[hook.pk])
@@ -99,11 +90,11 @@ def test_back_office_form_keeps_the_stored_secret(subscribe: Subscribe, client: 
     assert answer.context["adminform"].form.errors.keys() == {"filter_node"}
 
 
-def test_only_waiting_messages_show_a_next_attempt(subscribe: Subscribe, client: Client) -> None:
+def test_only_waiting_messages_show_a_next_attempt(subscribe, client):
     write_waiting(subscribe(), 1)
     client.force_login(User.objects.create_superuser("root"))
 
-    def read_next_attempt() -> str:
+    def read_next_attempt():
         page = client.get(reverse("admin:scheduling_webhookmessage_changelist"))
         ((row,),) = [page.context["cl"].result_list]
         return str(page.context["cl"].model_admin.next_attempt(row))
@@ -113,14 +104,12 @@ def test_only_waiting_messages_show_a_next_attempt(subscribe: Subscribe, client:
     assert read_next_attempt() == "–"
 
 
-def test_failing_receiver_is_reported_also_while_it_is_probed(
-    subscribe: Subscribe, receiver: ScriptedReceiver, client: Client
-) -> None:
+def test_failing_receiver_is_reported_also_while_it_is_probed(subscribe, receiver, client):
     """Its rest ends before each probe. A report of that moment must not end the alert."""
     hook = subscribe()
     receiver.script = [500] * 1000
 
-    def is_reported() -> bool:
+    def is_reported():
         found = 'aftertouch_webhook_resting{webhook="crm"} 1.0' in export_cluster_metrics().decode()
         assert ("无响应的 Webhook：" in client.get(reverse("admin:index")).content.decode()) == found
         return found

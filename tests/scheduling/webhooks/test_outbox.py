@@ -1,16 +1,10 @@
 """Changes become messages once, in their transaction, and only if a subscription wants them."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
-import pytest
 from django.db import connection, transaction
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs.shops import pause_platform, record_login
@@ -20,7 +14,7 @@ from scheduling.channels.base import Report
 from scheduling.customers import erasure
 from scheduling.customers.erasure import continue_erasures, request_erasure
 from scheduling.ledger.failures import record_unreadable_message
-from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage, WebhookSubscription
+from scheduling.models import CustomerErasure, EndMark, FailedTask, WebhookFact, WebhookMessage
 from scheduling.operations.commands import pause_scope, resume_scope
 from scheduling.operations.failed_tasks import Actor, ignore_failed_task
 from scheduling.receipts import record_reports
@@ -29,15 +23,11 @@ from scheduling.webhooks import collect_messages, delete_old_messages, replay_me
 from sessions.detection.silence_events import record_silences
 from sessions.store.sessions import ClaimedSilence
 from tests.scheduling.core.conftest import deliver
-from tests.scheduling.core.receivers import ScriptedReceiver
 from tests.scheduling.webhooks.conftest import note_changes, pass_time, send_all
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
 
-Subscribe = Callable[..., WebhookSubscription]
 
-
-def collect_all(count: int) -> list[WebhookMessage]:
+def collect_all(count):
     """Collect until there are as many messages: an end is read when no earlier transaction runs."""
     for _ in range(int(WAIT_LIMIT) * 50):
         while collect_messages():
@@ -50,9 +40,7 @@ def collect_all(count: int) -> list[WebhookMessage]:
     return found
 
 
-def test_ended_touch_becomes_one_message(
-    subscribe: Subscribe, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_ended_touch_becomes_one_message(subscribe, matrix, record_event):
     subscribe(events=["touch.ended"], filter={"node": ["guide"]})
     collect_messages()  # the reader starts here
     matrix.node()
@@ -69,9 +57,7 @@ def test_ended_touch_becomes_one_message(
     }  # fmt: skip
 
 
-def test_receipt_becomes_one_message_however_often_it_is_reported(
-    subscribe: Subscribe, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_receipt_becomes_one_message_however_often_it_is_reported(subscribe, matrix, record_event):
     subscribe(events=["touch.receipt"], filter={"node": ["guide"]})
     matrix.node()
     (key,) = record_event(chat_id="c1").task_ids
@@ -87,9 +73,7 @@ def test_receipt_becomes_one_message_however_often_it_is_reported(
     }  # fmt: skip
 
 
-def test_changes_without_a_subscription_write_nothing(
-    transactional_db: None, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_changes_without_a_subscription_write_nothing(transactional_db, matrix, record_event):
     pause_scope("all")
     resume_scope("all")
     record_unreadable_message("bad", "x")
@@ -101,7 +85,7 @@ def test_changes_without_a_subscription_write_nothing(
     assert not EndMark.objects.filter(pk="webhooks").exists()
 
 
-def test_pause_failed_task_shop_and_job_become_messages(subscribe: Subscribe, matrix: MatrixBuilder) -> None:
+def test_pause_failed_task_shop_and_job_become_messages(subscribe, matrix):
     subscribe()
     matrix.node()
     pause_scope("node:guide")
@@ -136,7 +120,7 @@ def test_pause_failed_task_shop_and_job_become_messages(subscribe: Subscribe, ma
     assert (job_data["platform"], job_data["shop_id"], job_data["state"]) == ("pdd", "s1", "cancelled")
 
 
-def test_change_that_is_rolled_back_sends_nothing(subscribe: Subscribe, matrix: MatrixBuilder) -> None:
+def test_change_that_is_rolled_back_sends_nothing(subscribe, matrix):
     subscribe()
     with transaction.atomic():
         pause_scope("all")
@@ -145,7 +129,7 @@ def test_change_that_is_rolled_back_sends_nothing(subscribe: Subscribe, matrix: 
     assert not WebhookMessage.objects.exists()
 
 
-def test_silence_becomes_one_message_however_often_it_is_recorded(subscribe: Subscribe, matrix: MatrixBuilder) -> None:
+def test_silence_becomes_one_message_however_often_it_is_recorded(subscribe, matrix):
     subscribe(events=["session.silent"])
     silence = make_silence()
     record_silences([silence], silence.deadline_ms)
@@ -155,12 +139,12 @@ def test_silence_becomes_one_message_however_often_it_is_recorded(subscribe: Sub
     assert row.data["user_id"] == "ann"
 
 
-def test_concurrent_collections_write_each_message_once(subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_collections_write_each_message_once(subscribe, monkeypatch):
     monkeypatch.setattr("scheduling.webhooks.MOST_COLLECTED", 25)
     subscribe()
     note_changes(400, objects=20)
 
-    def collect() -> None:
+    def collect():
         try:
             for _ in range(40):
                 collect_messages()
@@ -176,7 +160,7 @@ def test_concurrent_collections_write_each_message_once(subscribe: Subscribe, mo
     assert numbers == sorted(numbers)
 
 
-def test_replay_sends_a_range_again_with_the_same_ids(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_replay_sends_a_range_again_with_the_same_ids(subscribe, receiver):
     hook = subscribe()
     note_changes(3)
     send_all()
@@ -191,7 +175,7 @@ def test_replay_sends_a_range_again_with_the_same_ids(subscribe: Subscribe, rece
     assert receiver.keys[5:] == first
 
 
-def test_old_messages_are_deleted(subscribe: Subscribe, settings: Settings) -> None:
+def test_old_messages_are_deleted(subscribe, settings):
     subscribe()
     note_changes(3)
     send_all()
@@ -202,9 +186,7 @@ def test_old_messages_are_deleted(subscribe: Subscribe, settings: Settings) -> N
     assert WebhookMessage.objects.count() == 1
 
 
-def test_erasure_removes_a_customer_from_messages(
-    subscribe: Subscribe, matrix: MatrixBuilder, record_event: RecordEvent, receiver: ScriptedReceiver
-) -> None:
+def test_erasure_removes_a_customer_from_messages(subscribe, matrix, record_event, receiver):
     subscribe(events=["touch.ended", "session.silent"])
     collect_messages()
     matrix.node()
@@ -224,9 +206,7 @@ def test_erasure_removes_a_customer_from_messages(
     assert rows[1].object_key.startswith("erased:")
 
 
-def test_end_collected_after_the_eraser_names_no_customer(
-    subscribe: Subscribe, matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_collected_after_the_eraser_names_no_customer(subscribe, matrix, record_event, monkeypatch):
     subscribe(events=["touch.ended"])
     collect_messages()
     matrix.node()
@@ -239,9 +219,7 @@ def test_end_collected_after_the_eraser_names_no_customer(
     assert CustomerErasure.objects.get().state == "done"
 
 
-def test_erasure_waits_for_a_collector_that_has_read_its_events(
-    subscribe: Subscribe, matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erasure_waits_for_a_collector_that_has_read_its_events(subscribe, matrix, record_event, monkeypatch):
     subscribe(events=["touch.ended"])
     collect_messages()
     matrix.node()
@@ -249,7 +227,7 @@ def test_erasure_waits_for_a_collector_that_has_read_its_events(
     request_erasure("ann", actor="ops")
     has_read, may_write = threading.Event(), threading.Event()
 
-    def write_late(wanted: Any) -> int:
+    def write_late(wanted):
         if found := list(wanted):
             has_read.set()
             assert may_write.wait(WAIT_LIMIT)
@@ -270,24 +248,24 @@ def test_erasure_waits_for_a_collector_that_has_read_its_events(
     assert CustomerErasure.objects.get().state == "done"
 
 
-def run_in_thread(work: Callable[[], object]) -> None:
+def run_in_thread(work):
     try:
         work()
     finally:
         connection.close()
 
 
-def count_advisory_waits() -> int:
+def count_advisory_waits():
     return int(sql.rows("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted", {})[0][0])
 
 
-def find_named() -> list[dict[str, Any]]:
+def find_named():
     """Return the messages that have the user id, the chat or the event of ann."""
     assert WebhookMessage.objects.exists()
     found = WebhookMessage.objects.values_list("data", flat=True)
     return [data for data in found if data.get("user_id") == "ann" or data.get("chat_id") or "e-ann" in str(data)]
 
 
-def make_silence() -> ClaimedSilence:
+def make_silence():
     now_ms = int(sql.now().timestamp() * 1000)
     return ClaimedSilence("s1", "ann", "c1", ("default",), "default", 1, 1, now_ms, 1)

@@ -1,35 +1,31 @@
 """The receiver of the reference page runs as printed, and accepts signed messages only."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from config.environment import ROOT
 from config.local.processes import select_port
-from scheduling.models import WebhookMessage, WebhookSubscription
+from scheduling.models import WebhookMessage
 from tests.docs.pages import blocks
 from tests.scheduling.webhooks.conftest import SECOND_SECRET, SECRET, note_changes, send_all
 
 PAGE = (ROOT / "docs" / "reference" / "webhooks.md").read_text("utf-8")
 
 
-def is_listening(port: int) -> bool:
+def is_listening(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
-def example(tmp_path: Path) -> Iterator[str]:
+def example(tmp_path):
     port = select_port()
     (tmp_path / "receiver.py").write_text("".join(blocks(PAGE, "python")), "utf-8")
     env = os.environ | {"PORT": str(port), "WEBHOOK_SECRET": SECRET}
@@ -40,9 +36,7 @@ def example(tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
-def test_printed_receiver_stores_signed_messages_and_refuses_others(
-    subscribe: Callable[..., WebhookSubscription], example: str, tmp_path: Path
-) -> None:
+def test_printed_receiver_stores_signed_messages_and_refuses_others(subscribe, example, tmp_path):
     known = subscribe("known", config={"url": example, "secret": f"{SECOND_SECRET} {SECRET}"})
     other = subscribe("other", config={"url": example, "secret": SECOND_SECRET})
     note_changes(3)

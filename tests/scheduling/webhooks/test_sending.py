@@ -1,17 +1,13 @@
 """Messages reach a real receiver: signed, in order for each object, at least once, and later if it fails."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import quote, urlsplit
 
 import pytest
 from django.db import connection
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql, webhooks
@@ -43,13 +39,10 @@ from tests.scheduling.webhooks.conftest import (
 )
 from tests.support.waiting import WAIT_LIMIT
 
-Subscribe = Callable[..., WebhookSubscription]
 MANY, IN_FLIGHT = 200, 20
 
 
-def test_message_reaches_the_receiver_with_signatures_of_both_secrets(
-    subscribe: Subscribe, receiver: ScriptedReceiver
-) -> None:
+def test_message_reaches_the_receiver_with_signatures_of_both_secrets(subscribe, receiver):
     subscribe(config={"url": receiver.url, "secret": f"{SECRET} {SECOND_SECRET}"})
     note_changes(1)
     send_all()
@@ -65,7 +58,7 @@ def test_message_reaches_the_receiver_with_signatures_of_both_secrets(
     assert row.status == 200
 
 
-def test_message_goes_through_the_proxy(subscribe: Subscribe, receiver: ScriptedReceiver, settings: Settings) -> None:
+def test_message_goes_through_the_proxy(subscribe, receiver, settings):
     subscribe()
     note_changes(2)
     proxy = ProxyProcess("http")
@@ -78,7 +71,7 @@ def test_message_goes_through_the_proxy(subscribe: Subscribe, receiver: Scripted
     assert set(targets) == {urlsplit(receiver.url).netloc}
 
 
-def test_filter_and_types_select_the_messages(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_filter_and_types_select_the_messages(subscribe, receiver):
     subscribe("other-type", events=["job.ended"])
     subscribe("other-object", filter={"node": ["guide"], "shop": ["pdd/s2"]})
     subscribe("this", filter={"platform": ["pdd"], "shop": ["pdd/s1"], "node": ["guide"]})
@@ -90,9 +83,7 @@ def test_filter_and_types_select_the_messages(subscribe: Subscribe, receiver: Sc
     assert [row.subscription.key for row in WebhookMessage.objects.select_related("subscription")] == ["this"]
 
 
-def test_failing_receiver_gets_each_object_in_order_and_every_message(
-    subscribe: Subscribe, receiver: ScriptedReceiver
-) -> None:
+def test_failing_receiver_gets_each_object_in_order_and_every_message(subscribe, receiver):
     subscribe()
     receiver.script = [500, 500, "hang_up", 200, 500]
     note_changes(12, objects=3)
@@ -110,7 +101,7 @@ def test_failing_receiver_gets_each_object_in_order_and_every_message(
     assert all(numbers == sorted(numbers) for numbers in confirmed.values())
 
 
-def test_two_senders_at_once_keep_the_order_of_each_object(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_two_senders_at_once_keep_the_order_of_each_object(subscribe, receiver):
     hook = subscribe()
     receiver.delay = 0.005
     write_waiting(hook, 150, objects=7)
@@ -128,7 +119,7 @@ def test_two_senders_at_once_keep_the_order_of_each_object(subscribe: Subscribe,
 
 
 @pytest.mark.faults
-def test_killed_sender_loses_no_message(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_killed_sender_loses_no_message(subscribe, receiver):
     hook = subscribe()
     receiver.delay = 0.2
     write_waiting(hook, 600, objects=600)
@@ -155,14 +146,14 @@ OutboxSender(60).run()
     assert {call.json["data"]["number"] for call in receiver.calls} == set(range(600))
 
 
-def _count_sessions() -> int:
+def _count_sessions():
     counted = """
     SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
     """
     return int(sql.rows(counted, {})[0][0])
 
 
-def test_receiver_that_answers_410_is_disabled(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_receiver_that_answers_410_is_disabled(subscribe, receiver):
     hook = subscribe()
     receiver.script = [410]
     note_changes(2)
@@ -176,9 +167,7 @@ def test_receiver_that_answers_410_is_disabled(subscribe: Subscribe, receiver: S
     assert count_states() == {"waiting": 2}
 
 
-def test_throttling_receiver_gets_nothing_before_the_time_it_names(
-    subscribe: Subscribe, receiver: ScriptedReceiver
-) -> None:
+def test_throttling_receiver_gets_nothing_before_the_time_it_names(subscribe, receiver):
     hook = subscribe()
     receiver.script = [(429, {"Retry-After": "300"})]
     note_changes(3, objects=1)
@@ -194,9 +183,7 @@ def test_throttling_receiver_gets_nothing_before_the_time_it_names(
 
 
 @pytest.mark.parametrize(("refused", "outcome"), [(1, "delivered"), (FAILURES_TO_REST, "failed")])
-def test_late_result_does_not_end_the_time_that_the_receiver_named(
-    subscribe: Subscribe, refused: int, outcome: str
-) -> None:
+def test_late_result_does_not_end_the_time_that_the_receiver_named(subscribe, refused, outcome):
     hook = subscribe()
     write_waiting(hook, 20, objects=20)
     claimed = claim_messages(hook.pk, hook.version, refused + FAILURES_TO_REST)
@@ -213,7 +200,7 @@ def test_late_result_does_not_end_the_time_that_the_receiver_named(
     assert find_sendable([hook.pk]) == [(hook.pk, outcome == "failed")]
 
 
-def test_dead_receiver_rests_and_one_message_probes_it(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_dead_receiver_rests_and_one_message_probes_it(subscribe, receiver):
     hook = subscribe()
     receiver.script = [500] * 1000
     note_changes(50, objects=50)
@@ -232,9 +219,7 @@ def test_dead_receiver_rests_and_one_message_probes_it(subscribe: Subscribe, rec
     assert WebhookEndpoint.objects.get(pk=hook.pk).failures == 0
 
 
-def test_message_that_fails_for_a_day_is_given_up_and_the_next_one_follows(
-    subscribe: Subscribe, receiver: ScriptedReceiver
-) -> None:
+def test_message_that_fails_for_a_day_is_given_up_and_the_next_one_follows(subscribe, receiver):
     subscribe()
     receiver.script = [500] * 1000
     note_changes(2)
@@ -251,9 +236,7 @@ def test_message_that_fails_for_a_day_is_given_up_and_the_next_one_follows(
     assert count_states() == {"given_up": 1, "delivered": 1}
 
 
-def test_hanging_receiver_delays_no_other(
-    subscribe: Subscribe, receiver: ScriptedReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_receiver_delays_no_other(subscribe, receiver, monkeypatch):
     monkeypatch.setattr(webhooks, "TIMEOUT", timedelta(seconds=4))
     with ScriptedReceiver(delay=60) as hanging:
         slow = subscribe("slow", config={"url": hanging.url, "secret": SECRET})
@@ -271,13 +254,13 @@ def test_hanging_receiver_delays_no_other(
     )
 
 
-def _disable(hook: WebhookSubscription) -> None:
+def _disable(hook):
     hook.enabled = False
     hook.save()
 
 
-def test_running_sender_claims_nothing_after_a_stop(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
-    stops: dict[str, Callable[[WebhookSubscription], object]] = {
+def test_running_sender_claims_nothing_after_a_stop(subscribe, receiver):
+    stops = {
         "disabled": _disable, "retired": lambda hook: retire_subscription(hook.key, actor="test"),
         "paused": pause_endpoint,
     }  # fmt: skip
@@ -300,7 +283,7 @@ def test_running_sender_claims_nothing_after_a_stop(subscribe: Subscribe, receiv
     assert count_states() == {"delivered": len(receiver.calls), "waiting": MANY - len(receiver.calls)}
 
 
-def test_running_sender_sends_to_a_new_address(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_running_sender_sends_to_a_new_address(subscribe, receiver):
     hook = subscribe()
     with ScriptedReceiver() as moved, _sending(hook, receiver):
         hook.config = {"url": moved.url, "secret": SECOND_SECRET}
@@ -313,7 +296,7 @@ def test_running_sender_sends_to_a_new_address(subscribe: Subscribe, receiver: S
 
 
 @contextmanager
-def _sending(hook: WebhookSubscription, receiver: ScriptedReceiver) -> Iterator[OutboxSender]:
+def _sending(hook, receiver):
     """Enter when a sender has sent the first of many messages. One claim may be under way at that instant."""
     receiver.delay = 0.5
     write_waiting(hook, MANY, objects=MANY)
@@ -329,7 +312,7 @@ def _sending(hook: WebhookSubscription, receiver: ScriptedReceiver) -> Iterator[
             sender.finish(60)
 
 
-def test_stale_result_changes_nothing(subscribe: Subscribe) -> None:
+def test_stale_result_changes_nothing(subscribe):
     hook = subscribe()
     write_waiting(hook, 1)
     (first,) = claim_messages(hook.pk, hook.version, 10)
@@ -342,9 +325,7 @@ def test_stale_result_changes_nothing(subscribe: Subscribe) -> None:
     assert count_states() == {"delivered": 1}
 
 
-def test_webhook_that_comes_back_with_another_address_sends_nothing_of_before(
-    subscribe: Subscribe, receiver: ScriptedReceiver
-) -> None:
+def test_webhook_that_comes_back_with_another_address_sends_nothing_of_before(subscribe, receiver):
     hook = subscribe()
     write_waiting(hook, 2)
     WebhookEndpoint.objects.update(disabled_at=sql.now(), problem="http_410")
@@ -359,7 +340,7 @@ def test_webhook_that_comes_back_with_another_address_sends_nothing_of_before(
     assert receiver.calls == []
 
 
-def test_webhook_that_comes_back_unchanged_sends_what_waited(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_webhook_that_comes_back_unchanged_sends_what_waited(subscribe, receiver):
     hook = subscribe()
     write_waiting(hook, 2)
     retire_subscription(hook.key, actor="test")
@@ -368,7 +349,7 @@ def test_webhook_that_comes_back_unchanged_sends_what_waited(subscribe: Subscrib
     assert count_states() == {"delivered": 2}
 
 
-def test_new_address_ends_the_rest_of_the_former_one(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_new_address_ends_the_rest_of_the_former_one(subscribe, receiver):
     hook = subscribe(config={"url": "https://example.com/former", "secret": SECRET})
     WebhookEndpoint.objects.update(rest_until=sql.now() + timedelta(hours=20), failures=9, failing_since=sql.now())
     hook.enabled = True
@@ -381,7 +362,7 @@ def test_new_address_ends_the_rest_of_the_former_one(subscribe: Subscribe, recei
     assert count_states() == {"delivered": 1}
 
 
-def test_enabled_webhook_sends_what_waits_at_once(subscribe: Subscribe, receiver: ScriptedReceiver) -> None:
+def test_enabled_webhook_sends_what_waits_at_once(subscribe, receiver):
     """A message that has failed for hours would wait as long again."""
     hook = subscribe()
     write_waiting(hook, 3, objects=3)
@@ -394,7 +375,7 @@ def test_enabled_webhook_sends_what_waits_at_once(subscribe: Subscribe, receiver
 
 
 @pytest.mark.parametrize("outcome", ["failed", "delivered"])
-def test_late_answer_of_former_address_shows_nothing_about_the_new_one(subscribe: Subscribe, outcome: str) -> None:
+def test_late_answer_of_former_address_shows_nothing_about_the_new_one(subscribe, outcome):
     hook = subscribe()
     write_waiting(hook, FAILURES_TO_REST, objects=FAILURES_TO_REST)
     claimed, former = claim_messages(hook.pk, hook.version, 10), hook.version
@@ -408,7 +389,7 @@ def test_late_answer_of_former_address_shows_nothing_about_the_new_one(subscribe
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_claim_reads_no_more_than_it_takes(subscribe: Subscribe) -> None:
+def test_claim_reads_no_more_than_it_takes(subscribe):
     hook = subscribe()
     write_waiting(hook, 5_000, objects=5_000)
     with connection.cursor() as cursor:
@@ -423,7 +404,7 @@ def test_claim_reads_no_more_than_it_takes(subscribe: Subscribe) -> None:
     assert "Seq Scan on scheduling_webhookmessage" not in plan
 
 
-def test_private_address_gets_no_request(subscribe: Subscribe) -> None:
+def test_private_address_gets_no_request(subscribe):
     urls = {"plain": "http://10.0.0.1/x", "private": "https://127.0.0.2/x"}
     for key, url in urls.items():
         subscribe(key, config={"url": url, "secret": SECRET})

@@ -1,25 +1,21 @@
 """The demo chat in a real browser, with the whole way behind it: web, watcher, worker."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 from django.core.management import call_command
-from pytest_django import DjangoDbBlocker
 
 from scheduling.models import Event, Touch
-from tests.scheduling.api.serving import Gate, eventually, process
+from tests.scheduling.api.serving import Gate, process
 from tests.support.chromium import launch_chromium
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread
-from tests.support.waiting import WAIT_LIMIT_MS
+from tests.support.waiting import WAIT_LIMIT_MS, eventually
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,37 +25,37 @@ GUIDE = "#user .bubble.guide"
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium():
     with launch_chromium() as browser:
         yield browser
 
 
 @pytest.fixture(scope="module")
-def programs(address: str, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def programs(address, django_db_blocker):
     """Start a watcher and a worker beside the web process. They go on while tests empty the servers."""
     with django_db_blocker.unblock(), process("manage.py", "watch_sessions"), process(*WORKER.split()):
         yield address
 
 
 @pytest.fixture
-def stack(programs: str, initial_rows: None) -> str:
+def stack(programs, initial_rows):
     call_command("bootstrap", verbosity=0)
     return f"http://{programs}/demo/chat/"
 
 
 @pytest.fixture
-def gate(stack: str) -> Iterator[Gate]:
+def gate(stack):
     gate = Gate(urlsplit(stack).port or 80)
     yield gate
     gate.shut()
 
 
 @pytest.fixture
-def visit(chromium: Browser, stack: str) -> Iterator[Callable[..., Page]]:
+def visit(chromium, stack):
     """Open the page in a language and a light, and wait until both sides are connected."""
     contexts = []
 
-    def visit(url: str = "", *, language: str = "en", scheme: str = "light") -> Page:
+    def visit(url="", *, language="en", scheme="light"):
         contexts.append(
             chromium.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 960}, locale=language)
         )
@@ -78,17 +74,17 @@ def visit(chromium: Browser, stack: str) -> Iterator[Callable[..., Page]]:
         context.close()
 
 
-def write(tab: Page, side: str, text: str) -> None:
+def write(tab, side, text):
     tab.fill(f"{side} input", text)
     tab.click(f"{side} form button")
     tab.wait_for_selector(f"{side} .bubble.mine:not(.unsent) >> text={text}", timeout=WAIT_LIMIT_MS)
 
 
-def session_of(tab: Page) -> str:
+def session_of(tab):
     return parse_qs(urlsplit(tab.url).query)["session"][0]
 
 
-def test_silent_chat_gets_one_guide_message(visit: Callable[..., Page]) -> None:
+def test_silent_chat_gets_one_guide_message(visit):
     tab = visit()
     write(tab, "#user", "How long is delivery?")
     tab.wait_for_selector("#agent .bubble.theirs >> text=How long is delivery?")
@@ -119,7 +115,7 @@ def test_silent_chat_gets_one_guide_message(visit: Callable[..., Page]) -> None:
     assert second.locator(GUIDE).count() <= 2
 
 
-def test_transfer_pauses_silence_until_agent_writes(visit: Callable[..., Page]) -> None:
+def test_transfer_pauses_silence_until_agent_writes(visit):
     tab = visit()
     write(tab, "#user", "Hello")
     tab.click("[data-sign=transfer]")
@@ -132,7 +128,7 @@ def test_transfer_pauses_silence_until_agent_writes(visit: Callable[..., Page]) 
     assert armed_for["tag"] == "demo"
 
 
-def test_both_sides_have_a_timer_and_a_reason(visit: Callable[..., Page]) -> None:
+def test_both_sides_have_a_timer_and_a_reason(visit):
     tab = visit()
     tab.select_option("#tag", "demo-sla")
     tab.wait_for_url("**tag=demo-sla**")
@@ -146,7 +142,7 @@ def test_both_sides_have_a_timer_and_a_reason(visit: Callable[..., Page]) -> Non
     tab.wait_for_selector("#why >> text=policy demo", timeout=WAIT_LIMIT_MS)
 
 
-def test_page_after_lost_connection_shows_missed_messages(stack: str, visit: Callable[..., Page], gate: Gate) -> None:
+def test_page_after_lost_connection_shows_missed_messages(stack, visit, gate):
     tab = visit(stack.replace(urlsplit(stack).netloc, f"127.0.0.1:{gate.port}"))
     write(tab, "#user", "Hello")
     other = visit(f"{stack}?{urlsplit(tab.url).query}")
@@ -164,7 +160,7 @@ def test_page_after_lost_connection_shows_missed_messages(stack: str, visit: Cal
     assert tab.locator("#user .bubble").count() == 3
 
 
-def test_client_drops_refused_message(visit: Callable[..., Page]) -> None:
+def test_client_drops_refused_message(visit):
     page = visit()
     for reason in ("invalid", "replayed"):
         assert page.evaluate(REFUSED, reason) == {"waiting": 1, "told": [reason], "left": 0}
@@ -192,23 +188,23 @@ REFUSED = """async (reason) => {
 class ShopPage(BaseHTTPRequestHandler):
     """An empty page, with the content security policy of its query."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.send_header("Content-Security-Policy", unquote(urlsplit(self.path).query))
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def visit_shop(chromium: Browser) -> Iterator[Callable[..., Page]]:
+def visit_shop(chromium):
     """Open a page of another origin than the chat server's."""
     shop, context = ThreadingHTTPServer(("127.0.0.1", 0), ShopPage), chromium.new_context()
     with serving_in_thread(shop):
 
-        def visit_shop(policy: str = "") -> Page:
+        def visit_shop(policy=""):
             page = context.new_page()
             page.goto(f"http://127.0.0.1:{shop.server_port}/?{quote(policy)}")
             return page
@@ -221,12 +217,12 @@ MINUTE = 60_000
 PONG, SHOWN = ("pong", 0), ("show", 0)
 
 
-def wake(*times: int) -> list[tuple[str, int]]:
+def wake(*times):
     return [("wake", at) for at in times]
 
 
 #: What a connection does, and how many pings and connections there are then.
-LIVES: dict[str, tuple[list[tuple[str, int]], int, int]] = {
+LIVES = {
     "answers": ([PONG, *wake(15_000), PONG, *wake(30_000), PONG], 3, 1),
     "is dead": (wake(10_000, 10_500), 1, 2),
     "answers after a sleep": ([*wake(60 * MINUTE), PONG, *wake(60 * MINUTE + 10_000)], 3, 1),
@@ -238,7 +234,7 @@ LIVES: dict[str, tuple[list[tuple[str, int]], int, int]] = {
 }
 
 
-def test_client_gives_up_only_a_dead_connection(visit_shop: Callable[..., Page], programs: str) -> None:
+def test_client_gives_up_only_a_dead_connection(visit_shop, programs):
     """In a browser without workers, whose timers may be late. A dead connection reports no end."""
     found = {
         name: visit_shop().evaluate(GIVING_UP, [f"http://{programs}{CLIENT}", steps])
@@ -282,7 +278,7 @@ GIVING_UP = """async ([client, steps]) => {
 }"""
 
 
-def test_timers_run_in_a_page_of_another_origin(visit_shop: Callable[..., Page], programs: str) -> None:
+def test_timers_run_in_a_page_of_another_origin(visit_shop, programs):
     """Without a policy, with one that permits the worker, and with one that permits none."""
     server = f"http://{programs}"
     strict = f"default-src 'none'; script-src {server}"
@@ -300,7 +296,7 @@ TIMER = """async ([timers, workers]) => {
 }"""
 
 
-def test_chat_page_in_chinese_fits_and_loads_nothing_external(visit: Callable[..., Page]) -> None:
+def test_chat_page_in_chinese_fits_and_loads_nothing_external(visit):
     tab = visit(language="zh-CN", scheme="dark")
     write(tab, "#user", "你好")
     write(tab, "#agent", "您好")

@@ -1,11 +1,7 @@
 """What comes in over a WebSocket, what goes out, and what ends one."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 import requests
@@ -16,22 +12,20 @@ from sessions.frames import Frame
 from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
 from sessions.store import sessions, stats
-from tests.scheduling.api.serving import cloud_event, eventually
+from tests.scheduling.api.serving import cloud_event
 from tests.sessions.websocket.web_processes import Page, token
 from tests.support.tables import each_row
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Open = Callable[..., Page]
-
 
 @pytest.fixture
-def ann(open_page: Open) -> Page:
+def ann(open_page):
     return open_page()
 
 
-def test_user_and_agent_receive_messages(open_page: Open) -> None:
+def test_user_and_agent_receive_messages(open_page):
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="你好", id="m1")
     seen = bob.receive_until("message")
@@ -45,7 +39,7 @@ def test_user_and_agent_receive_messages(open_page: Open) -> None:
     assert answer["at"].endswith("+00:00")
 
 
-def test_typing_reaches_only_other_side_and_is_not_stored(open_page: Open) -> None:
+def test_typing_reaches_only_other_side_and_is_not_stored(open_page):
     ann, second, bob = open_page(), open_page(), open_page(role="agent")
     ann.send_frame("typing")
     assert bob.receive_until("typing") == {"type": "typing", "from": "user"}
@@ -53,7 +47,7 @@ def test_typing_reaches_only_other_side_and_is_not_stored(open_page: Open) -> No
     assert sessions.live_store().messages_since("s1", "0-0") == []
 
 
-def test_ping_after_flush_arms_session_again(open_page: Open) -> None:
+def test_ping_after_flush_arms_session_again(open_page):
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="hi", id="m1")
     ann.receive_until("ack")
@@ -64,7 +58,7 @@ def test_ping_after_flush_arms_session_again(open_page: Open) -> None:
     assert bob.receive_until("message", text="still here")
 
 
-def test_ping_of_user_who_wrote_arms_after_reconnect(open_page: Open) -> None:
+def test_ping_of_user_who_wrote_arms_after_reconnect(open_page):
     ann = open_page()
     ann.send_frame("ping")
     ann.receive_until("pong")
@@ -75,7 +69,7 @@ def test_ping_of_user_who_wrote_arms_after_reconnect(open_page: Open) -> None:
     assert eventually(deadline)
 
 
-def test_chat_after_flush_continues_with_old_cursor(open_page: Open) -> None:
+def test_chat_after_flush_continues_with_old_cursor(open_page):
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="before")
     cursor = bob.receive_until("message")["cursor"]
@@ -85,14 +79,14 @@ def test_chat_after_flush_continues_with_old_cursor(open_page: Open) -> None:
     assert open_page(cursor=cursor).receive_until("message")["text"] == "after"
 
 
-def test_message_does_not_reach_other_session(open_page: Open) -> None:
+def test_message_does_not_reach_other_session(open_page):
     ann, eve = open_page(), open_page("s2", user="eve")
     ann.send_frame("message", text="secret", id="m1")
     ann.receive_until("ack")
     assert eve.received_frames() == []
 
 
-def test_message_repeated_after_reconnect_is_stored_once(open_page: Open) -> None:
+def test_message_repeated_after_reconnect_is_stored_once(open_page):
     bob = open_page(role="agent")
     ann = open_page()
     ann.send_frame("message", text="hi", id="m1")
@@ -105,7 +99,7 @@ def test_message_repeated_after_reconnect_is_stored_once(open_page: Open) -> Non
     assert [bob.receive_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
-def test_repeated_message_with_old_seq_is_acknowledged(open_page: Open) -> None:
+def test_repeated_message_with_old_seq_is_acknowledged(open_page):
     """Who was cut off before the acknowledgement came would repeat it for ever."""
     bob = open_page(role="agent")
     ann = open_page()
@@ -121,7 +115,7 @@ def test_repeated_message_with_old_seq_is_acknowledged(open_page: Open) -> None:
     assert [bob.receive_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
-def test_old_seq_with_other_id_is_refused(open_page: Open) -> None:
+def test_old_seq_with_other_id_is_refused(open_page):
     """Without an answer its client would repeat it for ever."""
     ann = open_page()
     for name, seq in (("m2", 2), ("m1", 1)):
@@ -132,7 +126,7 @@ def test_old_seq_with_other_id_is_refused(open_page: Open) -> None:
     assert (error["id"], error["reason"]) == ("m3", "replayed")
 
 
-def test_cursor_returns_missed_messages_in_order(open_page: Open) -> None:
+def test_cursor_returns_missed_messages_in_order(open_page):
     ann, bob = open_page(), open_page(role="agent")
     bob.send_frame("message", text="seen")
     cursor = ann.receive_until("message")["cursor"]
@@ -147,7 +141,7 @@ def test_cursor_returns_missed_messages_in_order(open_page: Open) -> None:
     assert open_page(cursor="0").receive_until("message")["text"] == "seen"
 
 
-def test_ping_delivers_message_lost_by_layer(open_page: Open) -> None:
+def test_ping_delivers_message_lost_by_layer(open_page):
     from sessions.store.inbox import Post
 
     ann = open_page()
@@ -158,7 +152,7 @@ def test_ping_delivers_message_lost_by_layer(open_page: Open) -> None:
     assert ann.receive_until("message", id="lost")["text"] == "nobody told of it"
 
 
-def test_event_over_websocket_is_recorded(open_page: Open) -> None:
+def test_event_over_websocket_is_recorded(open_page):
     ann = open_page()
     event = cloud_event("e1", subject=..., data={"page": 7})
     ann.send_frame("event", event=event, id="x")
@@ -189,7 +183,7 @@ def test_event_over_websocket_is_recorded(open_page: Open) -> None:
         ("no object", "event"),
     ],
 )
-def test_invalid_event_over_websocket_names_field(ann: Page, event: Any, field: str) -> None:
+def test_invalid_event_over_websocket_names_field(ann, event, field):
     ann.send_frame("event", event=event)
     error = ann.receive_until("error")
     assert (error["reason"], error["errors"][0]["field"]) == ("invalid", field)
@@ -213,7 +207,7 @@ def test_invalid_event_over_websocket_names_field(ann: Page, event: Any, field: 
         ({"text": "x", "id": "x" * 65}, "id"),
     ],
 )
-def test_invalid_message_names_field(ann: Page, frame: dict[str, Any], field: str) -> None:
+def test_invalid_message_names_field(ann, frame, field):
     ann.send_frame("message", **{"id": "m1", **frame})
     error = ann.receive_until("error")
     assert [each["field"] for each in error["errors"]] == [field]
@@ -222,7 +216,7 @@ def test_invalid_message_names_field(ann: Page, frame: dict[str, Any], field: st
 
 
 @each_row("at", [-1, 10**18, "yesterday", None])
-def test_client_time_in_message_is_ignored(ann: Page, at: Any) -> None:
+def test_client_time_in_message_is_ignored(ann, at):
     before = server_time()
     ann.send_frame("message", text="x", at=at, time=at, timestamp=at)
     assert ann.receive_until("message")["at"] != at
@@ -245,7 +239,7 @@ def test_client_time_in_message_is_ignored(ann: Page, at: Any) -> None:
         ('{"type": ["ping"]}', 4400, "unknown type"),
     ],
 )
-def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | bytes, code: int, reason: str) -> None:
+def test_invalid_frame_closes_only_its_connection(open_page, sent, code, reason):
     session = f"s{hash(sent)}"
     bob, odd = open_page(session, "agent"), open_page(session)
     with suppress(ConnectionClosed):  # it need not have been sent to its end
@@ -267,23 +261,23 @@ def test_invalid_frame_closes_only_its_connection(open_page: Open, sent: str | b
         (lambda: token("another"), "other_session"),
     ],
 )
-def test_invalid_token_closes_with_4401(open_page: Open, secret: Callable[[], str], reason: str) -> None:
+def test_invalid_token_closes_with_4401(open_page, secret, reason):
     assert open_page(token=secret(), welcome=False).close_code() == (4401, f"token: {reason}")
 
 
-def test_missing_token_closes_with_4401(address: str, initial_rows: None) -> None:
+def test_missing_token_closes_with_4401(address, initial_rows):
     with Page(address, token="") as odd:
         assert odd.close_code() == (4401, "token: missing")
 
 
-def test_connection_closes_when_token_expires(open_page: Open) -> None:
+def test_connection_closes_when_token_expires(open_page):
     ann, bob = open_until_expiry(open_page), open_page(role="agent")
     assert ann.close_code() == (4401, "token: expired")
     bob.send_frame("ping")
     bob.receive_until("pong")
 
 
-def open_until_expiry(open_page: Open) -> Page:
+def open_until_expiry(open_page):
     """Open a page whose token soon expires. On a slow machine a short one expires before the page is in."""
     for seconds in (2, 10, 60):
         page = open_page(token=token(seconds=seconds), welcome=False)
@@ -293,7 +287,7 @@ def open_until_expiry(open_page: Open) -> Page:
     raise AssertionError("no token lived until the welcome")
 
 
-def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> None:
+def test_connections_of_session_are_limited_for_each_side(open_page):
     """60 sockets of one chat slowed the answers of all others."""
     opened = [open_page(token=token(seconds=600 + number)) for number in range(10)]
     assert open_page(token=token(seconds=900), welcome=False).close_code()[0] == 4409
@@ -303,7 +297,7 @@ def test_connections_of_session_are_limited_for_each_side(open_page: Open) -> No
     assert eventually(lambda: Page.is_accepted(opened[0].address, token(seconds=901)))
 
 
-def test_connections_of_token_are_limited(open_page: Open) -> None:
+def test_connections_of_token_are_limited(open_page):
     secret = token()
     for _ in range(5):
         open_page(token=secret)
@@ -312,7 +306,7 @@ def test_connections_of_token_are_limited(open_page: Open) -> None:
     open_page(token=token(seconds=700))
 
 
-def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
+def test_frame_of_other_user_closes_and_is_not_stored(open_page):
     eve = open_page(user="eve", role="agent")
     sessions.live_store().note_activity([Frame("s1", "ann")])
     eve.send_frame("message", text="forged", id="m2")
@@ -321,7 +315,7 @@ def test_frame_of_other_user_closes_and_is_not_stored(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("role", ["user", "agent"])
-def test_connection_of_other_user_reads_nothing(open_page: Open, role: str) -> None:
+def test_connection_of_other_user_reads_nothing(open_page, role):
     early, ann = open_page(user="eve", role=role), open_page()
     ann.send_frame("message", text="secret", id="m1")
     ann.receive_until("ack")
@@ -334,7 +328,7 @@ def test_connection_of_other_user_reads_nothing(open_page: Open, role: str) -> N
     assert open_page(role="agent", cursor="0-0").receive_until("message")["text"] == "secret"
 
 
-def test_next_user_of_session_reads_no_message_of_former_one(open_page: Open) -> None:
+def test_next_user_of_session_reads_no_message_of_former_one(open_page):
     """An application can use a session id again. Its messages are kept for a day after the close."""
     ann, agent = open_page(), open_page(role="agent")
     ann.send_frame("message", text="secret", id="m1")
@@ -354,7 +348,7 @@ def test_next_user_of_session_reads_no_message_of_former_one(open_page: Open) ->
     ]
 
 
-def test_token_tag_does_not_replace_session_tag(open_page: Open) -> None:
+def test_token_tag_does_not_replace_session_tag(open_page):
     ann = open_page(tag="new")
     ann.send_frame("message", text="hi", id="m1")
     ann.receive_until("ack")
@@ -365,7 +359,7 @@ def test_token_tag_does_not_replace_session_tag(open_page: Open) -> None:
     assert stats.session_snapshot(sessions.live_store(), "s1").tags == ("vip",)
 
 
-def test_message_with_new_epoch_and_lower_seq_is_stored(open_page: Open) -> None:
+def test_message_with_new_epoch_and_lower_seq_is_stored(open_page):
     ann, bob = open_page(), open_page(role="agent")
     for text, seq, epoch in (
         ("one", 9, 1),
@@ -379,7 +373,7 @@ def test_message_with_new_epoch_and_lower_seq_is_stored(open_page: Open) -> None
     assert [bob.receive_until("message")["text"] for _ in range(3)] == ["one", "two", "three"]
 
 
-def test_restarted_inbox_with_slower_clock_is_read(open_page: Open) -> None:
+def test_restarted_inbox_with_slower_clock_is_read(open_page):
     """After a failover to a server without the inbox, its cursors are below those that pages have."""
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="before", id="m0")
@@ -393,7 +387,7 @@ def test_restarted_inbox_with_slower_clock_is_read(open_page: Open) -> None:
     assert [page.receive_until("message", id="m1")["text"] for page in (bob, late)] == ["after"] * 2
 
 
-def slow_clock(session: str, at_ms: int, name: str) -> None:
+def slow_clock(session, at_ms, name):
     """Fill its inbox like a server with a late clock that stored one message."""
     key = f"{keys.SHARD[keys.shard_of(session)]}in:{session}"
     client = sessions.live_store().server.client
@@ -402,11 +396,11 @@ def slow_clock(session: str, at_ms: int, name: str) -> None:
     client.xtrim(key, maxlen=100)
 
 
-def test_invalid_cursor_closes_with_4400(open_page: Open) -> None:
+def test_invalid_cursor_closes_with_4400(open_page):
     assert open_page(cursor="abc", welcome=False).close_code()[0] == 4400
 
 
-def test_unknown_websocket_path_is_refused(address: str, initial_rows: None) -> None:
+def test_unknown_websocket_path_is_refused(address, initial_rows):
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
@@ -415,13 +409,13 @@ def test_unknown_websocket_path_is_refused(address: str, initial_rows: None) -> 
 
 
 @each_row("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
-def test_session_id_may_contain_any_characters(open_page: Open, session: str) -> None:
+def test_session_id_may_contain_any_characters(open_page, session):
     ann, bob = open_page(session), open_page(session, "agent")
     ann.send_frame("message", text="hi")
     assert bob.receive_until("message")["text"] == "hi"
 
 
-def test_excessive_frame_rate_closes_only_its_connection(open_page: Open) -> None:
+def test_excessive_frame_rate_closes_only_its_connection(open_page):
     bob, fast = open_page(role="agent"), open_page()
     with suppress(ConnectionClosed):
         for _ in range(5_000):  # the first 60 pass; a slow machine sends little more than 20 a second
@@ -431,7 +425,7 @@ def test_excessive_frame_rate_closes_only_its_connection(open_page: Open) -> Non
     bob.receive_until("pong")
 
 
-def test_close_frame_ends_own_side_and_notifies_other(open_page: Open) -> None:
+def test_close_frame_ends_own_side_and_notifies_other(open_page):
     ann, second, bob = open_page(), open_page(), open_page(role="agent")
     ann.send_frame("message", text="bye", id="m1")
     ann.receive_until("ack")
@@ -444,18 +438,18 @@ def test_close_frame_ends_own_side_and_notifies_other(open_page: Open) -> None:
     bob.receive_until("pong")
 
 
-def deadline(session: str = "s1") -> int:
+def deadline(session="s1"):
     """Of the session's silence, ms; 0 while it is not armed."""
     (found,) = sessions.live_store().server.ask(lambda pipe: [pipe.zscore(keys.DUE[keys.shard_of(session)], session)])
     return int(found or 0)
 
 
-def server_time() -> float:
+def server_time():
     return float(sessions.live_store().server.client.time()[0])
 
 
-def test_open_connections_are_counted_by_side(open_page: Open, address: str) -> None:
-    def agents() -> str:
+def test_open_connections_are_counted_by_side(open_page, address):
+    def agents():
         found = requests.get(f"http://{address}/metrics", timeout=WAIT_LIMIT).text
         (line,) = [
             line for line in found.splitlines() if line.startswith('aftertouch_websocket_connections{role="agent"')

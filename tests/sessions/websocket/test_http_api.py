@@ -1,14 +1,9 @@
 """Activity, tokens and closing over HTTP."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import Any
 
 import pytest
-import redis
 import requests
 
 from config.local.processes import wait_until
@@ -18,27 +13,26 @@ from sessions.detection import policies
 from sessions.models import SilencePolicy
 from sessions.store import client
 from sessions.store.sessions import live_store
-from tests.scheduling.api.serving import Client, eventually
-from tests.sessions.conftest import Chats
+from tests.scheduling.api.serving import Client
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_consumer import deadline
 from tests.sessions.websocket.web_processes import Page
 from tests.support.tables import each_row
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ANN = {"user_id": "ann", "chat_id": "c1", "from": "user", "kind": "message"}
 
 
-def test_activity_request_arms_session(api: Client) -> None:
+def test_activity_request_arms_session(api):
     answer = api("POST", "/sessions/s1/activity", ANN)
     assert answer.status_code == 200
     assert answer.json()["outcome"] == "counted"
     assert datetime.fromisoformat(answer.json()["deadline"]).timestamp() == pytest.approx(deadline() / 1000, abs=0.01)
 
 
-def test_activity_batch_keeps_order_and_counts_outcomes(api: Client) -> None:
+def test_activity_batch_keeps_order_and_counts_outcomes(api):
     frames = [
         {"session_id": "s1", **ANN, "seq": 1},
         {"session_id": "s2", **ANN, "user_id": "bob"},
@@ -52,7 +46,7 @@ def test_activity_batch_keeps_order_and_counts_outcomes(api: Client) -> None:
     assert (deadline("s1"), deadline("s2") > 0) == (0, True)
 
 
-def test_activity_batch_with_invalid_frame_stores_nothing(api: Client) -> None:
+def test_activity_batch_with_invalid_frame_stores_nothing(api):
     frames = [{"session_id": "s1", **ANN}, {"session_id": "", **ANN, "kind": "shout"}]
     answer = api("POST", "/sessions/activity", frames)
     assert answer.status_code == 422
@@ -61,7 +55,7 @@ def test_activity_batch_with_invalid_frame_stores_nothing(api: Client) -> None:
 
 
 @each_row("count, status", [(0, 422), (500, 200), (501, 413)])
-def test_activity_batch_size_is_limited(api: Client, count: int, status: int) -> None:
+def test_activity_batch_size_is_limited(api, count, status):
     frames = [{"session_id": f"s{number}", **ANN} for number in range(count)]
     assert api("POST", "/sessions/activity", frames).status_code == status
 
@@ -78,7 +72,7 @@ def test_activity_batch_size_is_limited(api: Client, count: int, status: int) ->
         ({"at": "2026-01-01"}, "at"),
     ],
 )
-def test_activity_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
+def test_activity_request_with_invalid_member_names_field(api, change, field):
     """`test_invalid_frame_names_field` has all limits of a frame."""
     body = {name: value for name, value in (ANN | change).items() if value is not ...}
     answer = api("POST", "/sessions/s1/activity", body)
@@ -86,14 +80,14 @@ def test_activity_request_with_invalid_member_names_field(api: Client, change: d
     assert answer.json()["errors"][0]["field"] in (field, field.rpartition(".")[2])
 
 
-def test_activity_request_validates_session_id(api: Client) -> None:
+def test_activity_request_validates_session_id(api):
     assert api("POST", "/sessions/a%01b/activity", ANN).json()["errors"][0]["field"] == "session_id"
     assert api("POST", f"/sessions/{'x' * 129}/activity", ANN).json()["errors"][0]["field"] == "session_id"
     for odd in ("a%2Fb", "%E9%9D%99", "activity", "%7Bat%3As00%7D%3Adue", "a%20b"):
         assert api("POST", f"/sessions/{odd}/activity", ANN).status_code == 200
 
 
-def test_token_admits_its_session_user_and_role(api: Client, address: str) -> None:
+def test_token_admits_its_session_user_and_role(api, address):
     wish = {"user_id": "ann", "chat_id": "c1", "tag": "vip", "ttl_seconds": 60, "role": "agent"}
     before = datetime.now(UTC)
     answer = api("POST", "/sessions/s1/token", wish).json()
@@ -114,7 +108,7 @@ def test_token_admits_its_session_user_and_role(api: Client, address: str) -> No
         ({"tag": "x" * 65}, "tag"),
     ],
 )
-def test_token_request_with_invalid_member_names_field(api: Client, change: dict[str, Any], field: str) -> None:
+def test_token_request_with_invalid_member_names_field(api, change, field):
     answer = api("POST", "/sessions/s1/token", {"user_id": "ann"} | change)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
@@ -123,7 +117,7 @@ def test_token_request_with_invalid_member_names_field(api: Client, change: dict
     "change, field",
     [({"user_id": 7}, "user_id"), ({"chat_id": "a\u0000"}, "chat_id"), ({"seq": -1}, "seq"), ({"epoch": 1.5}, "epoch")],
 )
-def test_activity_batch_errors_name_fields_uniformly(api: Client, change: dict[str, Any], field: str) -> None:
+def test_activity_batch_errors_name_fields_uniformly(api, change, field):
     answer = api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}, {"session_id": "s2", **ANN, **change}])
     assert answer.status_code == 422
     assert {each["field"].partition(".int")[0].partition(".function")[0] for each in answer.json()["errors"]} >= {
@@ -131,7 +125,7 @@ def test_activity_batch_errors_name_fields_uniformly(api: Client, change: dict[s
     }
 
 
-def test_activity_of_other_user_names_field(api: Client) -> None:
+def test_activity_of_other_user_names_field(api):
     api("POST", "/sessions/s1/activity", ANN)
     before = deadline()
     for side, kind in (("user", "message"), ("agent", "message"), ("user", "close")):
@@ -149,12 +143,12 @@ def test_activity_of_other_user_names_field(api: Client) -> None:
     assert api("GET", "/sessions/s1").json()["user_id"] == "ann"
 
 
-def test_activity_with_new_epoch_accepts_lower_seq(api: Client, address: str) -> None:
-    def send(**more: Any) -> tuple[str, str | None]:
+def test_activity_with_new_epoch_accepts_lower_seq(api, address):
+    def send(**more):
         answer = api("POST", "/sessions/s1/activity", ANN | more).json()
         return answer["outcome"], answer["dropped"]
 
-    def stale() -> float:
+    def stale():
         found = requests.get(f"http://{address}/metrics", timeout=WAIT_LIMIT).text
         lines = [line for line in found.splitlines() if line.startswith("aftertouch_frames_dropped_total{")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if 'reason="stale_seq"' in line)
@@ -168,7 +162,7 @@ def test_activity_with_new_epoch_accepts_lower_seq(api: Client, address: str) ->
     assert eventually(lambda: stale() == before + 2)
 
 
-def test_get_session_explains_the_policy(api: Client) -> None:
+def test_get_session_explains_the_policy(api):
     SilencePolicy.objects.create(key="new-vip", tags=["vip", "new"], after="customer", threshold=timedelta(seconds=90))
     policies.push_policies()
     api("POST", "/sessions/s1/activity", ANN | {"tags": ["vip", "sale"], "tag": "new"})
@@ -179,7 +173,7 @@ def test_get_session_explains_the_policy(api: Client) -> None:
     assert found["guide_policy"] == {"key": "default", "tags": []}
 
 
-def test_get_session_returns_state_and_times(api: Client) -> None:
+def test_get_session_returns_state_and_times(api):
     assert api("GET", "/sessions/s1").status_code == 404
     api("POST", "/sessions/s1/activity", ANN | {"kind": "ping", "tag": "vip"})
     found = api("GET", "/sessions/s1").json()
@@ -202,7 +196,7 @@ def test_get_session_returns_state_and_times(api: Client) -> None:
     assert api("GET", f"/sessions/{'x' * 129}").json()["errors"][0]["field"] == "session_id"
 
 
-def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chats) -> None:
+def test_get_session_after_silence_counts_guide_message(api, chats):
     claim = chats.claimed_silence()
     assert api("GET", "/sessions/s1").json()["state"] == "silent"
     chats.store.confirm([claim])
@@ -211,17 +205,17 @@ def test_get_session_after_silence_counts_guide_message(api: Client, chats: Chat
     assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
 
 
-def test_activity_above_rate_renews_known_sessions(api: Client, valkey: redis.Redis) -> None:
+def test_activity_above_rate_renews_known_sessions(api, valkey):
     """Chats whose renewals are refused fall silent together."""
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
     slow = Client(api.address, commands.create_api_key("slow", ["sessions"], rate_per_minute=1))
     numbers = count()
     frames = [{"session_id": name, **ANN} for name in ("s1", "another")]
 
-    def minute() -> int:
+    def minute():
         return int(valkey.time()[0]) // 60
 
-    def spend() -> int:
+    def spend():
         return slow("POST", f"/sessions/new-{next(numbers)}/activity", ANN).status_code
 
     while True:  # until all of it falls into one minute: a new one brings a new allowance
@@ -245,7 +239,7 @@ def test_activity_above_rate_renews_known_sessions(api: Client, valkey: redis.Re
     assert int(refused[1].headers["Retry-After"]) >= 1
 
 
-def test_posted_message_of_agent_appears_and_counts(api: Client, open_page: Callable[..., Page]) -> None:
+def test_posted_message_of_agent_appears_and_counts(api, open_page):
     SilencePolicy.objects.filter(key="default").update(after="customer")
     policies.push_policies()
     ann = open_page()
@@ -267,12 +261,12 @@ def test_posted_message_of_agent_appears_and_counts(api: Client, open_page: Call
     [({"text": " "}, "text"), ({"text": "x" * 4097}, "text"), ({}, "text"), ({"text": "x", "from": "user"}, "from"),
      ({"text": "x", "id": "x" * 65}, "id")],
 )  # fmt: skip
-def test_posted_message_with_invalid_member_names_field(api: Client, body: dict[str, Any], field: str) -> None:
+def test_posted_message_with_invalid_member_names_field(api, body, field):
     answer = api("POST", "/sessions/s1/messages", body)
     assert (answer.status_code, answer.json()["errors"][0]["field"].rpartition(".")[2]) == (422, field)
 
 
-def test_repeated_posted_message_does_not_answer_later_one(api: Client, open_page: Callable[..., Page]) -> None:
+def test_repeated_posted_message_does_not_answer_later_one(api, open_page):
     SilencePolicy.objects.filter(key="default").update(after="customer")
     policies.push_policies()
     ann = open_page()
@@ -284,7 +278,7 @@ def test_repeated_posted_message_does_not_answer_later_one(api: Client, open_pag
     assert (found["awaited"], found["state"]) == ("agent", "armed")
 
 
-def test_posted_message_to_unknown_or_closed_session_returns_404(api: Client) -> None:
+def test_posted_message_to_unknown_or_closed_session_returns_404(api):
     for sender in ("agent", "bot"):
         assert api("POST", "/sessions/s1/messages", {"from": sender, "text": "hi"}).status_code == 404
     api("POST", "/sessions/s1/activity", ANN)
@@ -293,7 +287,7 @@ def test_posted_message_to_unknown_or_closed_session_returns_404(api: Client) ->
     assert live_store().messages_since("s1", "0-0") == []
 
 
-def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Callable[..., Page]) -> None:
+def test_delete_session_closes_it_and_its_connections(api, open_page):
     ann, bob = open_page(), open_page(role="agent")
     ann.send_frame("message", text="hi", id="m1")
     ann.receive_until("ack")
@@ -304,7 +298,7 @@ def test_delete_session_closes_it_and_its_connections(api: Client, open_page: Ca
     assert api("DELETE", "/sessions/s1").status_code == 204
 
 
-def test_session_requests_without_redis_return_503(server_without_redis: str, initial_rows: None) -> None:
+def test_session_requests_without_redis_return_503(server_without_redis, initial_rows):
     api = Client(server_without_redis, commands.create_api_key("gateway", ["sessions"]))
     check_all_return_503(api)
     check_503(api("DELETE", "/sessions/s1"))
@@ -315,21 +309,19 @@ def test_session_requests_without_redis_return_503(server_without_redis: str, in
         assert page.close_code()[0] == 1013
 
 
-def check_all_return_503(api: Client) -> None:
+def check_all_return_503(api):
     check_503(api("POST", "/sessions/s1/activity", ANN))
     check_503(api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}]))
 
 
-def check_503(answer: Any) -> None:
+def check_503(answer):
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) >= 1
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_session_requests_with_full_redis_return_503(
-    api: Client, open_page: Callable[..., Page], valkey: redis.Redis, code: str
-) -> None:
+def test_session_requests_with_full_redis_return_503(api, open_page, valkey, code):
     """A full one is there, and answers. (It still takes a close, which gives memory back.)"""
     ann = open_page()
     with refuse_writes(valkey, code):
