@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.test import override_settings
 
 from sessions.frames import Frame
@@ -94,13 +92,13 @@ def count_nudges(store: Store, policy: str, days_ago: int = 0, **outcomes: int) 
 
 
 @pytest.fixture(scope="session")
-def cluster(state_folder: Callable[[str], Path]) -> Iterator[ClusterUnderTest]:
+def cluster(state_folder) -> Iterator[ClusterUnderTest]:
     with redis_cluster(state_folder("cluster")) as made:
         yield made
 
 
 @pytest.fixture
-def empty_cluster(cluster: ClusterUnderTest) -> None:
+def empty_cluster(cluster) -> None:
     """Delete what an earlier test left: its policies would count in the next one."""
     emptied = ClusterClient(cluster.url)
     emptied.flushall()
@@ -108,7 +106,7 @@ def empty_cluster(cluster: ClusterUnderTest) -> None:
 
 
 @pytest.fixture(params=["single", pytest.param("cluster", marks=pytest.mark.processes)])
-def store_url(request: pytest.FixtureRequest, valkey: redis.Redis) -> Iterator[str]:
+def store_url(request, valkey) -> Iterator[str]:
     """The address of an empty server that the store of the process uses. In `make processes` an empty cluster too."""
     from django.conf import settings
 
@@ -122,7 +120,7 @@ def store_url(request: pytest.FixtureRequest, valkey: redis.Redis) -> Iterator[s
 
 
 @pytest.fixture
-def server(valkey: redis.Redis) -> Iterator[Server]:
+def server(valkey) -> Iterator[Server]:
     from django.conf import settings
 
     made = Server(settings.REDIS_URL)
@@ -131,5 +129,5 @@ def server(valkey: redis.Redis) -> Iterator[Server]:
 
 
 @pytest.fixture
-def chats(server: Server) -> Chats:
+def chats(server) -> Chats:
     return Chats(server)

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from redis.crc import key_slot
 
@@ -74,14 +73,14 @@ def stopped_chats(url: str) -> Iterator[Chats]:
 
 
 @pytest.fixture
-def chats(valkey: redis.Redis) -> Iterator[Chats]:
+def chats(valkey) -> Iterator[Chats]:
     """Chats whose clock is stopped. A test module assigns it to `chats`."""
     with stopped_chats(settings.REDIS_URL) as made:
         yield made
 
 
 @pytest.fixture
-def chats_on_both(store_url: str) -> Iterator[Chats]:
+def chats_on_both(store_url) -> Iterator[Chats]:
     """The same, on one server and on a cluster."""
     with stopped_chats(store_url) as made:
         yield made

@@ -1,8 +1,6 @@
 """Whose message a timer runs after: the customer is silent, or no agent answers the customer."""
 
-from __future__ import annotations
-
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -12,7 +10,6 @@ from sessions.policy import AGENT, CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.sessions import COUNTED, FrameEffect
 from tests.sessions import stopped_clock
-from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import silence_question
 
 MINUTE = timedelta(minutes=1)
@@ -22,23 +19,23 @@ chats = stopped_clock.chats
 
 
 @pytest.fixture
-def after_agent(chats: Chats) -> Chats:
+def after_agent(chats):
     chats.policies(default=Policy(MINUTE, after=AGENT))
     return chats
 
 
 @pytest.fixture
-def after_customer(chats: Chats) -> Chats:
+def after_customer(chats):
     """Three steps, a minute apart."""
     chats.policies(default=Policy(MINUTE, max_nudges=3, growth=1, after=CUSTOMER))
     return chats
 
 
-def look(chats: Chats) -> stats.SessionSnapshot:
+def look(chats):
     return stats.session_snapshot(chats.store, "s1")
 
 
-def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> None:
+def test_after_agent_arms_only_while_agent_wrote_last(after_agent):
     chats = after_agent
     assert chats.user() == FrameEffect(COUNTED, 0)
     assert (look(chats).state, look(chats).why) == ("idle", "customer_wrote")
@@ -59,7 +56,7 @@ def test_after_agent_arms_only_while_agent_wrote_last(after_agent: Chats) -> Non
 
 
 @pytest.mark.parametrize("after", [AGENT, CUSTOMER])
-def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
+def test_lost_session_waits_for_next_message(chats, after):
     """After a loss a ping does not show who wrote last, so no one is accused of silence."""
     chats.policies(default=Policy(MINUTE, after=after))
     chats.store.server.client.flushall()
@@ -69,7 +66,7 @@ def test_lost_session_waits_for_next_message(chats: Chats, after: str) -> None:
     assert (chats.agent() if after == AGENT else chats.user()).deadline_ms > 0
 
 
-def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats) -> None:
+def test_step_reserves_no_guide_message_and_is_never_stale(after_customer):
     chats = after_customer
     claim = chats.confirmed_silence()
     live = SessionPresence(chats.store)
@@ -82,7 +79,7 @@ def test_step_reserves_no_guide_message_and_is_never_stale(after_customer: Chats
     assert live.presence_blocks([question]) == ["answered"]
 
 
-def test_policy_switch_starts_the_other_timer(chats: Chats) -> None:
+def test_policy_switch_starts_the_other_timer(chats):
     """Steps for the agent and guide messages to the customer are counted apart."""
     claim = chats.confirmed_silence()
     chats.deliver(claim)
@@ -101,7 +98,7 @@ def test_policy_switch_starts_the_other_timer(chats: Chats) -> None:
 
 
 @pytest.fixture(params=["any", AGENT])
-def both_sides(chats: Chats, request: pytest.FixtureRequest) -> Chats:
+def both_sides(chats, request):
     """Two policies fit: the customer has a minute, the agent half a minute."""
     chats.policies(
         default=Policy(MINUTE, after=request.param), help=Policy(MINUTE / 2, max_nudges=2, growth=1, after=CUSTOMER)
@@ -109,7 +106,7 @@ def both_sides(chats: Chats, request: pytest.FixtureRequest) -> Chats:
     return chats
 
 
-def test_both_policies_run_by_turns(both_sides: Chats) -> None:
+def test_both_policies_run_by_turns(both_sides):
     chats = both_sides
     assert chats.seconds_left(chats.user(tag="help")) == pytest.approx(30, abs=0.001)
     assert (look(chats).awaited, look(chats).policy.key) == ("agent", "help")
@@ -134,7 +131,7 @@ def test_both_policies_run_by_turns(both_sides: Chats) -> None:
     assert {each.policy: each.armed for each in stats.read_overview(chats.store).policies} == {}
 
 
-def test_counts_and_pauses_follow_the_awaited_side(both_sides: Chats) -> None:
+def test_counts_and_pauses_follow_the_awaited_side(both_sides):
     chats = both_sides
     chats.user(tag="help")
     chats.agent(kind="tool")
@@ -149,11 +146,11 @@ def test_counts_and_pauses_follow_the_awaited_side(both_sides: Chats) -> None:
     assert (look(chats).state, counts) == ("armed", {"help": (1, 0)})
 
 
-def at(chats: Chats, hours: float) -> datetime:
+def at(chats, hours):
     return chats.now + timedelta(hours=hours)
 
 
-def test_closed_hours_do_not_count(chats: Chats) -> None:
+def test_closed_hours_do_not_count(chats):
     spans = [(at(chats, -1), at(chats, 0.5)), (at(chats, 60), at(chats, 61)), (at(chats, 70), at(chats, 80))]
     chats.policies(
         default=Policy(timedelta(hours=1), max_nudges=2, growth=1, after=CUSTOMER, hours=spans), any=Policy(MINUTE)
@@ -169,6 +166,6 @@ def test_closed_hours_do_not_count(chats: Chats) -> None:
     assert (look(chats).deadline - chats.now).total_seconds() == pytest.approx(10 * 3600, abs=5)
 
 
-def test_closed_time_after_the_known_hours_counts(chats: Chats) -> None:
+def test_closed_time_after_the_known_hours_counts(chats):
     chats.policies(default=Policy(MINUTE, hours=[(at(chats, -2), at(chats, -1))]))
     assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)

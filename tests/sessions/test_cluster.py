@@ -1,18 +1,14 @@
 """The store's client on a real cluster: where keys lie, which addresses are refused, and what a lost node costs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import chain
 
 import pytest
 import redis
 from django.core.checks.registry import registry
-from pytest_django import Settings
 from redis import retry
 from redis.crc import key_slot
 
@@ -28,27 +24,24 @@ from sessions.store.client import Server, StoreUnavailable, presence_key
 from sessions.store.inbox import Post
 from sessions.store.sessions import Store
 from sessions.websocket.connection import FrameRequest, write_frames
-from tests.sessions.conftest import Chats
-from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
+from tests.sessions.redis_cluster import SLOTS
 from tests.support.waiting import WAIT_LIMIT
 
 NOWHERE = "127.0.0.1:1"
 
 
-def slot_of(key: str) -> int:
+def slot_of(key):
     return key_slot(key.encode())
 
 
 @pytest.mark.parametrize("prefixes", [client.SHARD, client.PRESENCE])
-def test_shards_lie_in_equal_parts_of_the_slots(prefixes: tuple[str, ...]) -> None:
+def test_shards_lie_in_equal_parts_of_the_slots(prefixes):
     assert [slot_of(each) * client.SHARDS // SLOTS for each in prefixes] == list(range(client.SHARDS))
     assert sorted(Counter(slot_of(each) * 3 // SLOTS for each in prefixes).values()) == [5, 5, 6]
 
 
-def test_check_refuses_address_of_the_other_mode(
-    settings: Settings, cluster: ClusterUnderTest, valkey: redis.Redis
-) -> None:
-    def problems(url: str) -> list[str]:
+def test_check_refuses_address_of_the_other_mode(settings, cluster, valkey):
+    def problems(url):
         settings.AFTERTOUCH_SESSIONS_REDIS_URL = url
         return [each.msg for each in check_cluster_mode() if each.id == "aftertouch.E006"]
 
@@ -65,16 +58,16 @@ def test_check_refuses_address_of_the_other_mode(
         assert problems(fit) == []
 
 
-def test_check_asks_a_dead_node_once(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+def test_check_asks_a_dead_node_once(monkeypatch, settings):
     """Each program waited four seconds for it at its start."""
-    pauses: list[float] = []
+    pauses = []
     monkeypatch.setattr(retry, "sleep", pauses.append)
     settings.AFTERTOUCH_SESSIONS_REDIS_URL = f"redis+cluster://{NOWHERE}"
     assert (check_cluster_mode(), check_eviction()) == ([], [])
     assert pauses == []
 
 
-def test_cluster_is_found_by_any_node_of_the_address(cluster: ClusterUnderTest) -> None:
+def test_cluster_is_found_by_any_node_of_the_address(cluster):
     node = cluster.nodes[-1]
     assert wait_until(cluster.agrees, WAIT_LIMIT)
     server = Server(f"redis+cluster://{NOWHERE},127.0.0.1:{node.port}")
@@ -83,7 +76,7 @@ def test_cluster_is_found_by_any_node_of_the_address(cluster: ClusterUnderTest) 
     server.client.close()
 
 
-def test_commands_of_a_batch_keep_the_order_of_their_answers(cluster: ClusterUnderTest) -> None:
+def test_commands_of_a_batch_keep_the_order_of_their_answers(cluster):
     server = Server(cluster.url)
     keys = [f"{prefix}order" for prefix in client.SHARD]
     answers = server.ask(
@@ -96,7 +89,7 @@ def test_commands_of_a_batch_keep_the_order_of_their_answers(cluster: ClusterUnd
 
 
 @pytest.fixture
-def events_of_all_nodes(cluster: ClusterUnderTest) -> Iterator[None]:
+def events_of_all_nodes(cluster):
     for node in cluster.nodes:
         cluster.ask(node, "CONFIG SET", "notify-keyspace-events", "Ex")
     yield
@@ -105,12 +98,12 @@ def events_of_all_nodes(cluster: ClusterUnderTest) -> Iterator[None]:
 
 
 @pytest.fixture
-def login(cluster: ClusterUnderTest) -> Iterator[Callable[[str], str]]:
+def login(cluster):
     """Give a user of `deploy/redis/users.acl` its rights on every node. Returns the address with its login."""
     lines = (ROOT / "deploy/redis/users.acl").read_text().splitlines()
     rights = {line.split()[1]: line.split()[2:] for line in lines if line.startswith("user ")}
 
-    def log_in(name: str, *more: str) -> str:
+    def log_in(name, *more):
         for node in cluster.nodes:
             words = [word.replace("PASSWORD", "s3cret") for word in rights[name]]
             cluster.ask(node, "ACL", "SETUSER", name, "reset", *words, *more)
@@ -122,9 +115,7 @@ def login(cluster: ClusterUnderTest) -> Iterator[Callable[[str], str]]:
 
 
 @pytest.mark.usefixtures("events_of_all_nodes")
-def test_listener_receives_expiries_of_every_primary(
-    cluster: ClusterUnderTest, chats: Chats, login: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listener_receives_expiries_of_every_primary(cluster, chats, login, monkeypatch):
     monkeypatch.setattr(expired_keys, "PROBE_WITHIN", WAIT_LIMIT)
     gateway, stop = Server(login("listener")), threading.Event()
     listener = ExpiredKeyListener(
@@ -137,9 +128,9 @@ def test_listener_receives_expiries_of_every_primary(
     users = [f"u{number}" for number in range(30)]
     assert len({slot_of(f"session:{user}") * 3 // SLOTS for user in users}) == 3
     owner.ask(lambda pipe: [pipe.set(f"session:{user}", "1", px=1) for user in users])
-    found: set[str] = set()
+    found = set()
 
-    def all_are_found() -> bool:
+    def all_are_found():
         owner.ask(lambda pipe: [pipe.exists(f"session:{user}") for user in users])  # a look makes a server notice
         found.update(claim.user_id for claim in chats.claim())
         return found == set(users)
@@ -152,7 +143,7 @@ def test_listener_receives_expiries_of_every_primary(
 
 
 @pytest.mark.usefixtures("events_of_all_nodes")
-def test_listener_refuses_cluster_with_one_silent_primary(cluster: ClusterUnderTest, chats: Chats) -> None:
+def test_listener_refuses_cluster_with_one_silent_primary(cluster, chats):
     gateway, silent = Server(cluster.url), cluster.owner_of(0)
     listener = ExpiredKeyListener(
         gateway, chats.store, Pattern("session:*"), tag="", window=timedelta(seconds=30), stop=threading.Event()
@@ -166,9 +157,7 @@ def test_listener_refuses_cluster_with_one_silent_primary(cluster: ClusterUnderT
 
 @pytest.mark.usefixtures("empty_cluster")
 @pytest.mark.parametrize("name", ["web", "core", "watcher", "listener", "beat"])
-def test_users_of_the_acl_file_can_use_a_cluster(
-    cluster: ClusterUnderTest, login: Callable[[str], str], name: str
-) -> None:
+def test_users_of_the_acl_file_can_use_a_cluster(cluster, login, name):
     policies = PolicySet({"default": Policy(timedelta(seconds=60))})
     store = Store(Server(login(name)), lambda: policies)
     store.note_activity([Frame(f"acl-{name}-{number}", "ann") for number in range(50)])
@@ -179,7 +168,7 @@ def test_users_of_the_acl_file_can_use_a_cluster(
     store.server.client.close()
 
 
-def test_frames_of_a_lost_primary_fail_alone(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_of_a_lost_primary_fail_alone(cluster, monkeypatch):
     """The node is skipped, as one that did not answer."""
     policies = PolicySet({"default": Policy(timedelta(seconds=60))})
     store = Store(Server(cluster.url), lambda: policies)
@@ -191,7 +180,7 @@ def test_frames_of_a_lost_primary_fail_alone(cluster: ClusterUnderTest, monkeypa
     store.push(policies)
     nodes = {slot * SLOTS // 3: cluster.owner_of(slot * SLOTS // 3).port for slot in range(3)}
 
-    def owner_of(key: str) -> int:
+    def owner_of(key):
         return nodes[slot_of(key) * 3 // SLOTS * SLOTS // 3]
 
     owners = [owner_of(client.SHARD[client.shard_of(each)]) for each in sessions]

@@ -1,14 +1,10 @@
 """`silence_policies` and `campaigns`, applied and exported through the commands."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
 
 from sessions.models import Campaign, SilencePolicy
-from tests.support.config_files import Apply
 from tests.support.config_files import apply as apply
 from tests.support.config_files import export as export
 from tests.support.config_files import refusal_of as refusal_of
@@ -36,12 +32,12 @@ campaigns:
 
 
 @pytest.fixture(autouse=True)
-def default() -> None:
+def default():
     SilencePolicy.objects.all().delete()
     SilencePolicy.objects.create(key="default", threshold=60 * SECOND, jitter=5 * SECOND)
 
 
-def test_apply_policies_stores_and_exports_them(apply: Apply, export: Apply) -> None:
+def test_apply_policies_stores_and_exports_them(apply, export):
     assert apply(POLICIES) == (
         "silence_policies\n  + new\n  + vip\ncampaigns\n  + double-eleven\napplied\n"
     )  # fmt: skip
@@ -51,7 +47,7 @@ def test_apply_policies_stores_and_exports_them(apply: Apply, export: Apply) -> 
     assert apply(POLICIES) == "no changes\n"
 
 
-def test_apply_tags_hours_and_after_round_trips(apply: Apply, export: Apply) -> None:
+def test_apply_tags_hours_and_after_round_trips(apply, export):
     text = """silence_policies:
   - key: default
     threshold: 1m
@@ -78,7 +74,7 @@ def test_apply_tags_hours_and_after_round_trips(apply: Apply, export: Apply) -> 
     assert SilencePolicy.objects.get(key="vip").tags == ["vip"]
 
 
-def test_apply_empty_sections_retire_all_but_default(apply: Apply) -> None:
+def test_apply_empty_sections_retire_all_but_default(apply):
     apply(POLICIES)
     assert apply("silence_policies: []\ncampaigns: []\n") == (
         "silence_policies\n  - new (retired)\n  - vip (retired)\ncampaigns\n  - double-eleven (retired)\napplied\n"
@@ -112,6 +108,6 @@ BAD_ROWS = [
 ]
 
 
-def test_apply_invalid_policy_or_campaign_names_problem(refusal_of: Callable[..., list[str]]) -> None:
+def test_apply_invalid_policy_or_campaign_names_problem(refusal_of):
     refusals = {text: refusal_of(text)[0] for text, _ in BAD_ROWS}
     assert refusals == dict(BAD_ROWS)

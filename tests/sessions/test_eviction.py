@@ -1,22 +1,16 @@
 """A Redis that deletes keys when it is full is named: live chats would vanish without an error."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import redis
 from django.core.checks import run_checks
-from django.test import Client
-from pytest_django import Settings
 
 from scheduling.monitoring import alerts
 from tests.faults.brokers import redis_server
 
 
 @pytest.mark.django_db
-def test_eviction_is_named_at_start_and_by_health_and_alert(tmp_path: Path, settings: Settings, client: Client) -> None:
-    def named() -> list[str]:
+def test_eviction_is_named_at_start_and_by_health_and_alert(tmp_path, settings, client):
+    def named():
         return [each.msg for each in run_checks() if each.id == "aftertouch.W006"]
 
     with redis_server(tmp_path) as server, redis.Redis.from_url(server.url) as admin:

@@ -1,17 +1,12 @@
 """The adapter for gateways that keep a key with a time to live for each user."""
 
-from __future__ import annotations
-
 import re
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from io import StringIO
-from typing import Any
 
 import pytest
-import redis
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -25,8 +20,7 @@ from sessions.detection.presence import SessionPresence
 from sessions.policy import Policy
 from sessions.rates import Backoff
 from sessions.store.client import Server, StoreUnavailable
-from sessions.store.sessions import ClaimedSilence, ExpiredKey
-from tests.sessions.conftest import Chats
+from sessions.store.sessions import ExpiredKey
 from tests.sessions.refusing_server import refuse_writes
 from tests.sessions.test_presence import silence_question
 from tests.support.tables import each_row
@@ -37,7 +31,7 @@ LONG = timedelta(minutes=10)  #: longer than a slow machine stalls, so that noth
 
 
 @pytest.fixture
-def keyspace_events(valkey: redis.Redis) -> Iterator[None]:
+def keyspace_events(valkey):
     """A server with notifications of expired keys, as a gateway's."""
     before = valkey.config_get("notify-keyspace-events")["notify-keyspace-events"]
     valkey.config_set("notify-keyspace-events", "Ex")
@@ -45,13 +39,10 @@ def keyspace_events(valkey: redis.Redis) -> Iterator[None]:
     valkey.config_set("notify-keyspace-events", before)
 
 
-RunListener = Callable[..., Any]
-
-
 @pytest.fixture
-def run_listener(chats: Chats, keyspace_events: None) -> Iterator[RunListener]:
+def run_listener(chats, keyspace_events):
     @contextmanager
-    def run_listener(pattern: str = "session:*", **changes: Any) -> Iterator[ExpiredKeyListener]:
+    def run_listener(pattern="session:*", **changes):
         stop = threading.Event()
         gateway = Server(settings.REDIS_URL)
         options = {"tag": "", "window": LONG, "stop": stop, **changes}
@@ -69,17 +60,17 @@ def run_listener(chats: Chats, keyspace_events: None) -> Iterator[RunListener]:
     return run_listener
 
 
-def expire(chats: Chats, key: str) -> None:
+def expire(chats, key):
     """As if the user's last ping had been a while ago. To look at it makes the server notice."""
     client = chats.store.server.client
     client.set(key, "1", px=1)
     assert wait_until(lambda: not client.exists(key), WAIT_LIMIT)
 
 
-def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
-    found: list[ClaimedSilence] = []
+def claim_until(chats, count):
+    found = []
 
-    def enough() -> bool:
+    def enough():
         found.extend(chats.claim(lease=LONG))
         return len(found) >= count
 
@@ -87,7 +78,7 @@ def claim_until(chats: Chats, count: int) -> list[ClaimedSilence]:
     return found
 
 
-def test_expired_key_becomes_silence_of_its_user(chats: Chats, run_listener: RunListener) -> None:
+def test_expired_key_becomes_silence_of_its_user(chats, run_listener):
     with run_listener(tag="gateway"):
         for other in ("other:ann", "session:", "session:" + "x" * 300):
             expire(chats, other)
@@ -97,7 +88,7 @@ def test_expired_key_becomes_silence_of_its_user(chats: Chats, run_listener: Run
     assert abs(claim.deadline - chats.now) < LONG
 
 
-def test_many_listeners_record_one_silence_for_each_key(chats: Chats, run_listener: RunListener) -> None:
+def test_many_listeners_record_one_silence_for_each_key(chats, run_listener):
     with run_listener(), run_listener(), run_listener():
         for user in range(20):
             expire(chats, f"session:u{user}")
@@ -106,8 +97,8 @@ def test_many_listeners_record_one_silence_for_each_key(chats: Chats, run_listen
     assert chats.claim() == []
 
 
-def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
-    def expired() -> int:
+def test_note_expired_repeats_only_after_window(chats):
+    def expired():
         return chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND)
 
     assert [expired(), expired()] == [1, 0]
@@ -121,13 +112,13 @@ def test_note_expired_repeats_only_after_window(chats: Chats) -> None:
     assert second.armed_at > first.armed_at
 
 
-def test_note_expired_ignores_session_with_frames(chats: Chats) -> None:
+def test_note_expired_ignores_session_with_frames(chats):
     chats.user(session="ann")
     assert chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND) == 0
     assert chats.claim() == []
 
 
-def test_expired_key_silence_has_no_further_nudges(chats: Chats) -> None:
+def test_expired_key_silence_has_no_further_nudges(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=3))
     chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=30 * SECOND)
     chats.store.confirm(chats.claim())
@@ -135,7 +126,7 @@ def test_expired_key_silence_has_no_further_nudges(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
+def test_user_with_new_key_counts_as_answered(chats):
     chats.store.note_expired([ExpiredKey("ann", "session:ann"), ExpiredKey("bob", "session:bob")], window=30 * SECOND)
     claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
     chats.store.confirm(claims)
@@ -146,14 +137,12 @@ def test_user_with_new_key_counts_as_answered(chats: Chats) -> None:
     ]
 
 
-def test_expired_key_during_store_outage_is_noted_later(
-    chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_expired_key_during_store_outage_is_noted_later(chats, run_listener, monkeypatch):
     """It may be another server than the gateway's. A listener that ends its subscription loses expiries."""
     note, asked, is_back = chats.store.note_expired, threading.Event(), threading.Event()
     errors = iter([StoreUnavailable("gone"), ResponseError("NOPERM"), RuntimeError("odd")])
 
-    def away(*args: Any, **changes: Any) -> int:
+    def away(*args, **changes):
         if error := next(errors, None):
             raise error
         asked.set()
@@ -173,9 +162,9 @@ def test_expired_key_during_store_outage_is_noted_later(
 
 @pytest.mark.parametrize("is_back", [True, False])
 def test_stopped_listener_records_the_newest_expiries_or_names_the_loss(
-    chats: Chats, run_listener: RunListener, monkeypatch: pytest.MonkeyPatch, read_log: Callable[[], str], is_back: bool
-) -> None:
-    def away(*_: Any, **__: Any) -> int:
+    chats, run_listener, monkeypatch, read_log, is_back
+):
+    def away(*_, **__):
         raise StoreUnavailable("gone")
 
     monkeypatch.setattr(expired_keys, "MOST_KEPT", 2)
@@ -194,10 +183,10 @@ def test_stopped_listener_records_the_newest_expiries_or_names_the_loss(
     assert f'{{"count": {lost}, "event": "expiries_lost"' in read_log()
 
 
-def test_late_record_counts_from_the_expiry(chats: Chats) -> None:
+def test_late_record_counts_from_the_expiry(chats):
     """So it is too late for a guide message after `AFTERTOUCH_SILENCE_STALE`, and other listeners add none."""
 
-    def expired(age: int) -> int:
+    def expired(age):
         return chats.store.note_expired([ExpiredKey("ann", "session:ann", age * SECOND)], window=30 * SECOND)
 
     assert expired(60) == 1
@@ -207,9 +196,7 @@ def test_late_record_counts_from_the_expiry(chats: Chats) -> None:
     assert [expired(age) for age in (70, 60, 50, 20)] == [0, 0, 0, 1]
 
 
-def test_listener_survives_full_server(
-    chats: Chats, valkey: redis.Redis, run_listener: RunListener, read_log: Callable[[], str]
-) -> None:
+def test_listener_survives_full_server(chats, valkey, run_listener, read_log):
     """It answers with an error, which is no lost connection. A process whose listener ended would look alive."""
     with run_listener():
         valkey.set("session:ann", "1")
@@ -220,10 +207,10 @@ def test_listener_survives_full_server(
         assert [claim.user_id for claim in claim_until(chats, 1)] == ["ann"]
 
 
-def test_disconnected_listener_subscribes_again(chats: Chats, run_listener: RunListener) -> None:
+def test_disconnected_listener_subscribes_again(chats, run_listener):
     client = chats.store.server.client
 
-    def ears() -> set[str]:
+    def ears():
         return {each["id"] for each in client.client_list(_type="pubsub")}
 
     others = ears()  # of tests before, whose end the server has not seen yet
@@ -235,7 +222,7 @@ def test_disconnected_listener_subscribes_again(chats: Chats, run_listener: RunL
         claim_until(chats, 1)
 
 
-def test_listen_expired_needs_keyspace_events(chats: Chats, valkey: redis.Redis) -> None:
+def test_listen_expired_needs_keyspace_events(chats, valkey):
     for flags in ("Ex", "EA", "KEA"):
         valkey.config_set("notify-keyspace-events", flags)
         listener_on(chats.store.server, chats).check()
@@ -247,11 +234,11 @@ def test_listen_expired_needs_keyspace_events(chats: Chats, valkey: redis.Redis)
 
 
 @pytest.fixture
-def as_user(valkey: redis.Redis) -> Iterator[Callable[[str], Server]]:
+def as_user(valkey):
     """Connect as a user with these rights."""
-    made: list[Server] = []
+    made = []
 
-    def as_user(rights: str) -> Server:
+    def as_user(rights):
         valkey.execute_command("ACL", "SETUSER", "probe", "reset", "on", ">s3cret", *rights.split())
         made.append(Server(re.sub(r"//(.*@)?", "//probe:s3cret@", settings.REDIS_URL)))
         return made[-1]
@@ -262,24 +249,18 @@ def as_user(valkey: redis.Redis) -> Iterator[Callable[[str], Server]]:
     valkey.execute_command("ACL", "DELUSER", "probe")
 
 
-def shipped_rights(user: str) -> str:
+def shipped_rights(user):
     lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith(f"user {user} ")]
     return line.partition(">PASSWORD ")[2]
 
 
-def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = None) -> ExpiredKeyListener:
+def listener_on(gateway, chats, stop=None):
     options = {"tag": "", "window": SECOND, "stop": stop or threading.Event()}
     return ExpiredKeyListener(gateway, chats.store, Pattern("session:*"), **options)
 
 
-def test_listener_works_with_shipped_acl(
-    chats: Chats,
-    keyspace_events: None,
-    valkey: redis.Redis,
-    as_user: Callable[[str], Server],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_listener_works_with_shipped_acl(chats, keyspace_events, valkey, as_user, monkeypatch):
     monkeypatch.setattr(expired_keys, "PROBE_WITHIN", WAIT_LIMIT)
     gateway = as_user(shipped_rights("listener"))
     valkey.execute_command("ACL", "LOG", "RESET")
@@ -298,18 +279,14 @@ def test_listener_works_with_shipped_acl(
     assert denied <= {("command", "config|get")}
 
 
-def test_check_without_config_right_detects_disabled_events(
-    chats: Chats, valkey: redis.Redis, as_user: Callable[[str], Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_without_config_right_detects_disabled_events(chats, valkey, as_user, monkeypatch):
     monkeypatch.setattr(expired_keys, "PROBE_WITHIN", 1.0)
     valkey.config_set("notify-keyspace-events", "")
     with pytest.raises(KeyspaceEventsDisabled, match="must have E and x"):
         listener_on(as_user(shipped_rights("listener")), chats).check()
 
 
-def test_listener_without_subscribe_right_fails(
-    chats: Chats, keyspace_events: None, as_user: Callable[[str], Server]
-) -> None:
+def test_listener_without_subscribe_right_fails(chats, keyspace_events, as_user):
     stop = threading.Event()
     listener = listener_on(as_user(shipped_rights("watcher")), chats, stop)
     with pytest.raises(KeyspaceEventsDisabled, match="SUBSCRIBE __keyevent@"):
@@ -329,12 +306,12 @@ def test_listener_without_subscribe_right_fails(
         (["--pattern", "s:*", "--tag", "x" * 65], "--tag: must have at most 64 characters"),
     ],
 )
-def test_listen_expired_explains_an_unfit_option(words: list[str], said: str) -> None:
+def test_listen_expired_explains_an_unfit_option(words, said):
     with pytest.raises(CommandError, match=said):
         call_command("listen_expired", *words)
 
 
-def test_pattern_extracts_user_from_key() -> None:
+def test_pattern_extracts_user_from_key():
     pattern = Pattern("at:*:live")
     assert pattern.user_of("at:ann:live") == "ann"
     assert pattern.user_of("at:a:b:live") == "a:b"

@@ -1,10 +1,7 @@
 """Which messages the inbox gets, and which frames are counted."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -13,33 +10,30 @@ from sessions.policy import CUSTOMER, Policy
 from sessions.store import stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import START, Post
-from sessions.store.sessions import COUNTED, DROPPED, FrameEffect, Store
+from sessions.store.sessions import COUNTED, DROPPED, FrameEffect
 from sessions.websocket.connection import FrameRequest, write_frames
-from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 
 
 @pytest.fixture
-def store(chats: Chats) -> Store:
+def store(chats):
     chats.policies(default=Policy(timedelta(seconds=60), after=CUSTOMER))
     return chats.store
 
 
-def message(
-    name: str, sender: str = "user", *, session: str = "s1", seq: int | None = None, epoch: str = ""
-) -> FrameRequest:
+def message(name, sender="user", *, session="s1", seq=None, epoch=""):
     post = Post(session, name, sender, "hi", key=f"{sender}:{name}", seq=seq)
     return FrameRequest(Frame(session, "ann", sender=sender, seq=seq, epoch=epoch), post)
 
 
-def write(store: Store, *requests: FrameRequest) -> list[tuple[str, int]]:
+def write(store, *requests):
     """Return what became of the message and of the frame."""
     found = write_frames(store, requests)
     assert all(isinstance(each, FrameEffect) and each.posted for each in found)
-    return [(each.posted.outcome, each.outcome) for each in found]  # type: ignore[union-attr]
+    return [(each.posted.outcome, each.outcome) for each in found]
 
 
-def awaited(store: Store) -> str:
+def awaited(store):
     return stats.session_snapshot(store, "s1").awaited
 
 
@@ -59,9 +53,7 @@ NEW, KNOWN, LATE = ("stored", COUNTED), ("duplicate", DROPPED), ("replayed", DRO
         ([("a", 5, ""), ("b", None, ""), ("c", 4, "")], [NEW, NEW, LATE]),
     ],
 )
-def test_message_is_stored_exactly_where_its_frame_counts(
-    store: Store, messages: list[tuple[str, int | None, str]], expected: list[tuple[str, int]]
-) -> None:
+def test_message_is_stored_exactly_where_its_frame_counts(store, messages, expected):
     """Those of one batch, and repeated in another one."""
     session = f"s-{messages}"[:128]
     batch = [message(name, session=session, seq=seq, epoch=epoch) for name, seq, epoch in messages]
@@ -71,7 +63,7 @@ def test_message_is_stored_exactly_where_its_frame_counts(
     assert kept == [name for (name, _, _), each in zip(messages, expected, strict=True) if each == NEW]
 
 
-def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
+def test_repeat_of_counted_message_is_not_counted(store):
     write(store, message("m1"))
     write(store, message("a1", "agent"))
     assert write(store, message("m1")) == [("duplicate", DROPPED)]
@@ -82,14 +74,14 @@ def test_repeat_of_counted_message_is_not_counted(store: Store) -> None:
     assert awaited(store) == "agent"
 
 
-def test_repeat_in_one_batch_is_not_counted(store: Store) -> None:
+def test_repeat_in_one_batch_is_not_counted(store):
     """Messages of both sides in one batch."""
     found = write(store, message("m1"), message("a1", "agent"), message("m1"), message("m1", session="s2"))
     assert found == [NEW, NEW, KNOWN, NEW]
     assert awaited(store) == ""
 
 
-def test_repeat_of_counted_message_does_not_reopen_session(store: Store) -> None:
+def test_repeat_of_counted_message_does_not_reopen_session(store):
     write(store, message("m1"))
     store.note_activity([Frame("s1", "ann", sender="agent", kind="close")])
     assert write(store, message("m1")) == [("duplicate", DROPPED)]
@@ -98,8 +90,8 @@ def test_repeat_of_counted_message_does_not_reopen_session(store: Store) -> None
     assert write(store, message("m1")) == [("duplicate", DROPPED)]
 
 
-def test_repeat_of_counted_message_stores_lost_presence(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+def test_repeat_of_counted_message_stores_lost_presence(store, monkeypatch):
+    def fail(*_, **__):
         raise StoreUnavailable("killed in between")
 
     with monkeypatch.context() as broken:

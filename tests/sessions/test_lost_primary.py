@@ -1,12 +1,8 @@
 """A lost primary of the cluster stops the work for its own shards only."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -28,16 +24,15 @@ from sessions.store.client import Server, StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import Store
 from sessions.websocket.connection import FrameRequest, write_frames
-from tests.sessions.redis_cluster import SLOTS, ClusterUnderTest
+from tests.sessions.redis_cluster import SLOTS
 from tests.sessions.test_cluster import slot_of
 from tests.sessions.websocket.test_inapp_channel import message, send
-from tests.support.matrix import MatrixBuilder
 
 
 class LostPrimary:
     """A store on the cluster, one of whose primaries is skipped like a node that did not answer."""
 
-    def __init__(self, cluster: ClusterUnderTest, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, cluster, store, monkeypatch):
         self.store, self._patch = store, monkeypatch
         nodes = {third: cluster.owner_of(third * SLOTS // 3).port for third in range(3)}
         self._owners = [nodes[slot_of(prefix) * 3 // SLOTS] for prefix in client.SHARD]
@@ -45,21 +40,21 @@ class LostPrimary:
         # Another one has the watchers' reports.
         self.port = next(each for each in self._owners if each != nodes[slot_of(client.WATCHERS) * 3 // SLOTS])
 
-    def lose(self) -> None:
+    def lose(self):
         self._patch.setitem(self.store.server.client._skipped, f"127.0.0.1:{self.port}", time.monotonic() + 3600)
 
-    def holds(self, session: str) -> bool:
+    def holds(self, session):
         return self._owners[client.shard_of(session)] == self.port
 
-    def holds_user(self, user: str) -> bool:
+    def holds_user(self, user):
         return self._users[client.shard_of(user)] == self.port
 
-    def return_all(self) -> None:
+    def return_all(self):
         self._patch.undo()
 
 
 @pytest.fixture
-def lost_primary(cluster: ClusterUnderTest) -> Iterator[LostPrimary]:
+def lost_primary(cluster):
     store = Store(Server(cluster.url), current_policies)
     store.server.client.flushall()
     with pytest.MonkeyPatch.context() as patch:
@@ -69,9 +64,7 @@ def lost_primary(cluster: ClusterUnderTest) -> Iterator[LostPrimary]:
 
 
 @pytest.mark.django_db
-def test_watcher_serves_shards_of_other_primaries(
-    lost_primary: LostPrimary, matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watcher_serves_shards_of_other_primaries(lost_primary, matrix, monkeypatch):
     monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test's transaction lives on it
     matrix.node("guide", "session.silent", delay=timedelta(0))
     store = lost_primary.store
@@ -107,9 +100,7 @@ def test_watcher_serves_shards_of_other_primaries(
     assert Event.objects.count() == 30
 
 
-def test_claim_with_all_silences_on_lost_primary_returns_the_other_shards(
-    lost_primary: LostPrimary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claim_with_all_silences_on_lost_primary_returns_the_other_shards(lost_primary, monkeypatch):
     """The primary is lost between the two steps of a claim."""
     store = lost_primary.store
     store.policies = lambda: PolicySet({})
@@ -119,7 +110,7 @@ def test_claim_with_all_silences_on_lost_primary_returns_the_other_shards(
     store.clock_offset = 0
     run = store.server.run
 
-    def lose_after_peek(*words: Any, **more: Any) -> list[Any]:
+    def lose_after_peek(*words, **more):
         answers = run(*words, **more)
         lost_primary.lose()
         return answers
@@ -129,7 +120,7 @@ def test_claim_with_all_silences_on_lost_primary_returns_the_other_shards(
     assert (claimed.silences, len(claimed.versions)) == ([], 1)
 
 
-def test_presence_is_unknown_only_on_lost_primary(lost_primary: LostPrimary) -> None:
+def test_presence_is_unknown_only_on_lost_primary(lost_primary):
     store = lost_primary.store
     store.policies = lambda: PolicySet({})
     people = [f"user-{number}" for number in range(40)]
@@ -152,7 +143,7 @@ def test_presence_is_unknown_only_on_lost_primary(lost_primary: LostPrimary) -> 
     ]
 
 
-def test_only_message_of_batch_on_lost_primary_fails_alone(lost_primary: LostPrimary) -> None:
+def test_only_message_of_batch_on_lost_primary_fails_alone(lost_primary):
     store = lost_primary.store
     store.policies = lambda: PolicySet({})
     ids = [str(number) for number in range(1000)]
@@ -168,7 +159,7 @@ def test_only_message_of_batch_on_lost_primary_fails_alone(lost_primary: LostPri
     assert [isinstance(each, StoreUnavailable) for each in results] == [True, True, False]
 
 
-def test_inapp_messages_of_lost_primary_fail_alone(lost_primary: LostPrimary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inapp_messages_of_lost_primary_fail_alone(lost_primary, monkeypatch):
     """With an address, the session's node decides. Without one, the node of the user's presence decides too."""
     store = lost_primary.store
     store.policies = lambda: PolicySet({})
@@ -193,7 +184,7 @@ def test_inapp_messages_of_lost_primary_fail_alone(lost_primary: LostPrimary, mo
     assert [type(each) for each in send(message(lost), message(found), message("none"))][:2] == [Unknown, Delivered]
 
 
-def test_revocations_of_lost_primary_fail_alone(lost_primary: LostPrimary) -> None:
+def test_revocations_of_lost_primary_fail_alone(lost_primary):
     server = lost_primary.store.server
     sessions = [f"lost-{number}" for number in range(40)]
     lost_primary.lose()

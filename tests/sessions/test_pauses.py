@@ -1,7 +1,5 @@
 """Pauses of customers: what counts as one, by policy and length."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -9,12 +7,11 @@ import pytest
 from sessions.policy import Policy
 from sessions.store import client, stats
 from tests.sessions import stopped_clock
-from tests.sessions.conftest import Chats
 
 chats = stopped_clock.chats
 
 
-def counted(chats: Chats) -> dict[str, dict[int, int]]:
+def counted(chats):
     """Return the counts by policy and upper end, s."""
     ends = (*stats.PAUSE_ENDS, 10**6)
     return {
@@ -23,7 +20,7 @@ def counted(chats: Chats) -> dict[str, dict[int, int]]:
     }
 
 
-def test_pause_ends_when_the_user_starts_to_type(chats: Chats) -> None:
+def test_pause_ends_when_the_user_starts_to_type(chats):
     chats.policies(vip=Policy(timedelta(minutes=3)))
     chats.user(tag="vip")
     assert counted(chats) == {}, "a first message ends no pause"
@@ -44,7 +41,7 @@ def test_pause_ends_when_the_user_starts_to_type(chats: Chats) -> None:
     assert counted(chats) == {"vip": {120: 1, 10**6: 1}, "default": {15: 1}}
 
 
-def test_repeated_frame_counts_no_second_pause(chats: Chats) -> None:
+def test_repeated_frame_counts_no_second_pause(chats):
     chats.user(seq=1)
     chats.pass_time(20)
     for _ in range(2):
@@ -53,7 +50,7 @@ def test_repeated_frame_counts_no_second_pause(chats: Chats) -> None:
 
 
 @pytest.mark.usefixtures("fixed_hour")  # the key names the day
-def test_pauses_of_a_day_expire(chats: Chats) -> None:
+def test_pauses_of_a_day_expire(chats):
     chats.user()
     chats.pass_time(20)
     chats.user()

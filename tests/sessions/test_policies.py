@@ -1,18 +1,13 @@
 """From what ops save to what the scripts read."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
-from typing import Any
 
 import pytest
 from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.db import OperationalError
-from pytest_django import Settings
 
 from config.local.processes import select_port
 from sessions.detection import policies
@@ -20,21 +15,19 @@ from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy import SHIPPED_DEFAULT, Policy, PolicySet
 from sessions.store import sessions
-from sessions.store.client import Server, StoreUnavailable
-from tests.sessions.conftest import Chats
+from sessions.store.client import StoreUnavailable
 from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
 NOW = datetime(2026, 11, 11, tzinfo=UTC)
-Captured = Callable[..., Any]
 
 
-def read_stored_versions() -> set[str]:
+def read_stored_versions():
     return set(sessions.live_store().claim_silent(1, SECOND).versions)
 
 
 @pytest.mark.django_db
-def test_migration_adds_default_policy() -> None:
+def test_migration_adds_default_policy():
     SilencePolicy.objects.all().delete()
     import_module("sessions.migrations.0001_initial").add_default_policy(apps, None)
     row = SilencePolicy.objects.get()
@@ -42,7 +35,7 @@ def test_migration_adds_default_policy() -> None:
 
 
 @pytest.mark.django_db
-def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on_commit_callbacks: Captured) -> None:
+def test_saved_policy_reaches_store_after_commit(chats, django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True):
         row = SilencePolicy.objects.create(key="vip", threshold=180 * SECOND)
     assert read_stored_versions() == {policies.read_policies().version}
@@ -59,7 +52,7 @@ def test_saved_policy_reaches_store_after_commit(chats: Chats, django_capture_on
 
 
 @pytest.mark.django_db
-def test_retired_policies_and_disabled_campaigns_are_ignored() -> None:
+def test_retired_policies_and_disabled_campaigns_are_ignored():
     SilencePolicy.objects.get_or_create(key="default")
     SilencePolicy.objects.create(key="vip", threshold=180 * SECOND, retired_at=NOW)
     Campaign.objects.create(key="off", starts_at=NOW, ends_at=NOW + SECOND, enabled=False)
@@ -70,7 +63,7 @@ def test_retired_policies_and_disabled_campaigns_are_ignored() -> None:
 
 
 @pytest.mark.django_db
-def test_policy_save_without_store_succeeds(settings: Settings, django_capture_on_commit_callbacks: Captured) -> None:
+def test_policy_save_without_store_succeeds(settings, django_capture_on_commit_callbacks):
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     with django_capture_on_commit_callbacks(execute=True):
         SilencePolicy.objects.create(key="vip")
@@ -78,12 +71,10 @@ def test_policy_save_without_store_succeeds(settings: Settings, django_capture_o
 
 
 @pytest.mark.django_db
-def test_store_after_flush_without_database_uses_seen_policies(
-    server: Server, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_after_flush_without_database_uses_seen_policies(server, chats, monkeypatch):
     """A process that never read the tables has seen them in the store."""
 
-    def away() -> PolicySet:
+    def away():
         raise OperationalError("gone")
 
     monkeypatch.setattr(policies, "read_policies", away)
@@ -98,7 +89,7 @@ def test_store_after_flush_without_database_uses_seen_policies(
         sessions.Store(server, policies.current_policies).note_activity([Frame("s1", "ann")])
 
 
-def test_policy_version_depends_only_on_values() -> None:
+def test_policy_version_depends_only_on_values():
     one = PolicySet({"a": Policy(), "b": Policy(2 * SECOND)})
     assert one.version == PolicySet({"b": Policy(2 * SECOND), "a": Policy()}).version
     assert one.version != PolicySet({"a": Policy(), "b": Policy(3 * SECOND)}).version
@@ -120,7 +111,7 @@ def test_policy_version_depends_only_on_values() -> None:
         ({"growth": 0.5}, "growth"),
     ],
 )
-def test_check_policy_names_invalid_field(values: dict[str, Any], field: str) -> None:
+def test_check_policy_names_invalid_field(values, field):
     with pytest.raises(ValidationError) as refused:
         SilencePolicy(**{"key": "new"} | values).full_clean(validate_unique=False, validate_constraints=False)
     assert list(refused.value.error_dict) == [field]

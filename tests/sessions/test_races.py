@@ -1,12 +1,6 @@
 """Many at the same moment, each with a connection of its own."""
 
-from __future__ import annotations
-
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TypeVar
 
 import pytest
 from django.conf import settings
@@ -14,46 +8,41 @@ from django.conf import settings
 from sessions.frames import Frame
 from sessions.policy import CUSTOMER, Override, Policy
 from sessions.store import stats
-from sessions.store.sessions import COUNTED, ClaimedSilence, ExpiredKey, Store
+from sessions.store.sessions import COUNTED, ExpiredKey, Store
 from tests.sessions import stopped_clock
-from tests.sessions.conftest import ALWAYS, LEASE, Chats
+from tests.sessions.conftest import ALWAYS, LEASE
 from tests.sessions.stopped_clock import StoppedClockServer
-from tests.support.waiting import WAIT_LIMIT
-
-Answer = TypeVar("Answer")
+from tests.support.second_connection import run_concurrently
 
 chats = stopped_clock.chats  # threads that stall outlive leases and deadlines of a clock that runs
 
 
-def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[Answer]:
-    start = threading.Barrier(count)
+def race(chats, count, act):
+    servers = [StoppedClockServer(settings.REDIS_URL) for _ in range(count)]
 
-    def run(number: int) -> Answer:
-        server = StoppedClockServer(settings.REDIS_URL)
-        try:
-            server.client.ping()
-            start.wait(WAIT_LIMIT)
-            return act(Store(server, lambda: chats.plan, clock_offset=chats.store.clock_offset), number)
-        finally:
+    stores = [Store(server, lambda: chats.plan, clock_offset=chats.store.clock_offset) for server in servers]
+    for server in servers:
+        server.client.ping()
+    try:
+        return run_concurrently(count, lambda number: act(stores[number], number))
+    finally:
+        for server in servers:
             server.client.close()
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(run, range(count)))
 
-
-def test_concurrent_claims_of_one_silence_return_one(chats: Chats) -> None:
+def test_concurrent_claims_of_one_silence_return_one(chats):
     chats.user()
     chats.pass_time(61)
     claims = race(chats, 64, lambda store, _: store.claim_silent(10, LEASE).silences)
     assert sorted(len(each) for each in claims) == [0] * 63 + [1]
 
 
-def test_concurrent_watchers_share_silences_without_overlap(chats: Chats) -> None:
+def test_concurrent_watchers_share_silences_without_overlap(chats):
     chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(1000)])
     chats.pass_time(61)
 
-    def work(store: Store, _: int) -> list[ClaimedSilence]:
-        mine: list[ClaimedSilence] = []
+    def work(store, _):
+        mine = []
         # At most a thousand passes find something: one that found the same silences for ever would not end.
         for _ in range(1001):
             if not (claims := store.claim_silent(2, LEASE).silences):
@@ -67,20 +56,20 @@ def test_concurrent_watchers_share_silences_without_overlap(chats: Chats) -> Non
     assert len(set(handed_in)) == 1000
 
 
-def test_concurrent_frames_with_one_seq_count_once(chats: Chats) -> None:
+def test_concurrent_frames_with_one_seq_count_once(chats):
     frame = Frame("s1", "ann", seq=7)
     noted = race(chats, 64, lambda store, _: store.note_activity([frame])[0].outcome)
     assert noted.count(COUNTED) == 1
 
 
-def test_concurrent_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
+def test_concurrent_expiries_of_one_key_are_one_silence(chats):
     news = race(
         chats, 64, lambda store, _: store.note_expired([ExpiredKey("ann", "session:ann")], window=timedelta(seconds=30))
     )  # fmt: skip
     assert sum(news) == 1
 
 
-def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
+def test_concurrent_frame_and_claim_do_not_both_win(chats):
     """Either the frame came first and nothing is claimed, or the silence is over at its confirmation, or it was
     recorded and confirmed before the frame.
     """
@@ -89,7 +78,7 @@ def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
+        def act(store, who, session=session):
             if who == 0:
                 store.note_activity([Frame(session, "ann")])
                 return []
@@ -103,7 +92,7 @@ def test_concurrent_frame_and_claim_do_not_both_win(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
-def test_concurrent_messages_and_claims_are_one_step(chats: Chats) -> None:
+def test_concurrent_messages_and_claims_are_one_step(chats):
     """In any order: the customer asks again and again, and each step is recorded once."""
     chats.policies(default=Policy(timedelta(seconds=60), after=CUSTOMER))
     for number in range(20):
@@ -111,7 +100,7 @@ def test_concurrent_messages_and_claims_are_one_step(chats: Chats) -> None:
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> int:
+        def act(store, who, session=session):
             if who > 1:
                 store.note_activity([Frame(session, "ann", kind="message" if who == 2 else "ping")])
                 return 0
@@ -123,14 +112,14 @@ def test_concurrent_messages_and_claims_are_one_step(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
-def test_concurrent_answer_and_claim_leave_no_open_step(chats: Chats) -> None:
+def test_concurrent_answer_and_claim_leave_no_open_step(chats):
     chats.policies(default=Policy(timedelta(seconds=60), max_nudges=3, growth=1, after=CUSTOMER))
     for number in range(30):
         session = f"s{number}"
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
+        def act(store, who, session=session):
             if who == 0:
                 store.note_activity([Frame(session, "ann", sender="agent")])
                 return []
@@ -146,14 +135,14 @@ def test_concurrent_answer_and_claim_leave_no_open_step(chats: Chats) -> None:
         chats.store.close(session, "ann")
 
 
-def test_concurrent_campaign_batches_are_applied_once(chats: Chats) -> None:
+def test_concurrent_campaign_batches_are_applied_once(chats):
     """Watchers apply a campaign while frames and claims go on: each timer runs out once."""
     chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(2000)])
     chats.pass_time(30)
     sale = Override(chats.now, chats.now + timedelta(hours=1), timedelta(seconds=300))
     chats.policies(campaigns=[sale])
 
-    def act(store: Store, who: int) -> None:
+    def act(store, who):
         if who == 0:
             for first in range(0, 1000, 100):
                 store.note_activity([Frame(f"s{number}", "ann", kind="ping") for number in range(first, first + 100)])
@@ -169,14 +158,14 @@ def test_concurrent_campaign_batches_are_applied_once(chats: Chats) -> None:
     assert len({claim.session_id for claim in claims}) == len(claims) == 2000
 
 
-def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
+def test_concurrent_note_sending_counts_once(chats):
     """In any order: the page of a silent user continues to ping, and gets one message."""
     for number in range(30):
         session = f"s{number}"
         claim = chats.confirmed_silence(session=session)
         assert chats.is_current(claim)
 
-        def act(store: Store, who: int, session: str = session, claim: ClaimedSilence = claim) -> int:
+        def act(store, who, session=session, claim=claim):
             if who == 0:
                 return store.note_activity([Frame(session, "ann", sender="agent")])[0].deadline_ms
             store.note_sending([(session, claim.armed_at)], [True])
@@ -189,14 +178,14 @@ def test_concurrent_note_sending_counts_once(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_ping_between_claim_and_confirm_adds_no_message(chats: Chats, released: bool) -> None:
+def test_ping_between_claim_and_confirm_adds_no_message(chats, released):
     """In any order: the page of a silent user continues to ping, and gets one message."""
     for number in range(30):
         session = f"s{number}"
         chats.user(session=session)
         chats.pass_time(61)
 
-        def act(store: Store, who: int, session: str = session) -> list[ClaimedSilence]:
+        def act(store, who, session=session):
             if who > 0:
                 store.note_activity([Frame(session, "ann", kind="ping")])
                 return []

@@ -1,15 +1,11 @@
 """How often and how fast, under a clock that only the test moves."""
 
-from __future__ import annotations
-
 import time
-
-import pytest
 
 from sessions.rates import Backoff, Bucket
 
 
-def test_bucket_refills_at_rate_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_refills_at_rate_up_to_its_limit(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     quarter, burst, smallest = Bucket(2000), Bucket(20, 60), Bucket(1)
@@ -21,7 +17,7 @@ def test_bucket_refills_at_rate_up_to_its_limit(monkeypatch: pytest.MonkeyPatch)
     assert (quarter.left(10_000), burst.left(10_000), smallest.left(10_000)) == (500, 60, 1)
 
 
-def test_backoff_grows_until_reset() -> None:
+def test_backoff_grows_until_reset():
     backoff = Backoff(0.2, 30)
     for number in range(20):
         longest = min(0.2 * 2**number, 30)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from sessions.frames import Frame
 from sessions.policy import AGENT, ANY, CUSTOMER, Override, Policy, PolicySet
 from sessions.store import client, stats
 from sessions.store.client import POLICIES, SESSION, decode_text, shard_of
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, ClaimedSilence, Store
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.stopped_clock import StoppedClockServer
 
@@ -68,18 +67,18 @@ class Rules(NamedTuple):
     guide: Policy | None
     answer: Policy | None
 
-    def of_timer(self, writer: int) -> Policy:
+    def of_timer(self, writer):
         found = (self.answer if writer == WAITING else None) or self.guide or self.answer
         assert found
         return found
 
-    def guide_after(self, writer: int) -> Policy | None:
+    def guide_after(self, writer):
         """The guide policy, if its timer runs after this writer."""
         anyone = self.guide and self.guide.after == ANY and not self.answer and writer
         return self.guide if writer == AGENT_WROTE or (anyone and writer != WAITING) else None
 
 
-def deadline_of(policy: Policy, begins: float, nudges: int = 0, span: timedelta | None = None) -> float:
+def deadline_of(policy, begins, nudges=0, span=None):
     left = span.total_seconds() if span else policy.threshold.total_seconds() * policy.growth**nudges
     for opens, closes in OPEN if policy.hours else ():
         begins = max(begins, opens)
@@ -114,7 +113,7 @@ class Chat:
     reserved: set[int] = field(default_factory=set)  #: those into which one may be on its way
     begun: bool = False
 
-    def pause_by(self, sender: str, kind: str, now: float) -> None:
+    def pause_by(self, sender, kind, now):
         if sender == "agent":
             if kind in HARD:
                 self.pause = kind
@@ -125,7 +124,7 @@ class Chat:
         if self.pause == "typing" and self.pause_ends <= now:
             self.pause = ""
 
-    def start_timer(self, rules: Rules, now: float) -> None:
+    def start_timer(self, rules, now):
         self.arming += 1
         self.begun_at = now
         self.in_flight_until = None
@@ -142,7 +141,7 @@ class Chat:
             self.timer_from = begins
             self.deadline = deadline_of(guide, begins, self.nudges)
 
-    def apply_frame(self, frame: Frame, rules: Rules, now: float) -> int:
+    def apply_frame(self, frame, rules, now):
         sender, kind, seq = frame.sender, frame.kind, frame.seq
         if seq is not None and seq <= self.seqs.get(sender, -1):
             return DROPPED
@@ -178,10 +177,10 @@ class Chat:
         self.start_timer(rules, now)
         return COUNTED
 
-    def holds(self, arming: int) -> bool:
+    def holds(self, arming):
         return arming in (self.arming, self.stands)
 
-    def confirm(self, rules: Rules, now: float) -> None:
+    def confirm(self, rules, now):
         self.nudges += 1
         self.stands = self.arming
         self.begun_at = self.timer_from = now
@@ -193,7 +192,7 @@ class Chat:
             self.arming += 1
             self.deadline = deadline_of(policy, now, self.nudges)
 
-    def claim(self, rules: Rules, now: float) -> bool:
+    def claim(self, rules, now):
         """Whether the silence is claimed. A grace makes it due later, once per arming."""
         if not self.is_due(now):
             return False
@@ -203,34 +202,32 @@ class Chat:
             return False
         return True
 
-    def is_due(self, now: float) -> bool:
+    def is_due(self, now):
         if self.in_flight_until is not None:
             return self.in_flight_until <= now
         return self.deadline is not None and self.deadline <= now
 
 
 class Machine(RuleBasedStateMachine):
-    server: StoppedClockServer
-
     @initialize(plan=st.sampled_from(sorted(PLANS)))
-    def begin(self, plan: str) -> None:
+    def begin(self, plan):
         self.server.client.flushall()
         self.now = START  # s, of a clock that stops between rules
         self.plan = PLANS[plan]
-        self.campaign: Override | None = None
-        self.applied: Override | None = None  #: the campaign that running timers got
+        self.campaign = None
+        self.applied = None  #: the campaign that running timers got
         self.store = Store(self.server, lambda: PolicySet({"default": self.plan, **TAGGED}, self._campaigns()))
         self.store.push(self.store.policies())
         self.chats = {each: Chat() for each in SESSIONS}
-        self.held: dict[str, list[tuple[ClaimedSilence, int]]] = {each: [] for each in WATCHERS}
-        self.handed_in: list[tuple[ClaimedSilence, int]] = []  #: the last that were
-        self.marking: list[tuple[ClaimedSilence, int]] = []  #: between the last look and what the ledger makes of them
-        self.names: dict[str, dict[int, int]] = {each: {} for each in SESSIONS}  #: by arming, the instant
+        self.held = {each: [] for each in WATCHERS}
+        self.handed_in = []  #: the last that were
+        self.marking = []  #: between the last look and what the ledger makes of them
+        self.names = {each: {} for each in SESSIONS}  #: by arming, the instant
 
-    def _campaigns(self) -> tuple[Override, ...]:
+    def _campaigns(self):
         return (self.campaign,) if self.campaign else ()
 
-    def _rules_of(self, tags: tuple[str, ...]) -> Rules:
+    def _rules_of(self, tags):
         """The policies of a session, with the campaign's threshold."""
         answers = self.plan.after == CUSTOMER
         answer = TAGGED["help"] if "help" in tags else self.plan if answers else None
@@ -239,47 +236,47 @@ class Machine(RuleBasedStateMachine):
             guide = replace(guide, threshold=self.campaign.threshold)
         return Rules(guide, answer)
 
-    def _rules(self, chat: Chat) -> Rules:
+    def _rules(self, chat):
         return self._rules_of(chat.tags)
 
-    def _at_now(self) -> Store:
+    def _at_now(self):
         self.store.clock_offset = self.now * TICK
         return self.store
 
     # --- rules ----------------------------------------------------------------------------------------------------
 
     @rule(session=st.sampled_from(SESSIONS), kind=USER_FRAMES, seq=SEQS, tags=TAGS)
-    def the_user(self, session: str, kind: str, seq: int | None, tags: tuple[str, ...]) -> None:
+    def the_user(self, session, kind, seq, tags):
         self._frame(session, "user", kind, seq, tags=tags)
 
     @rule(session=st.sampled_from(SESSIONS), kind=AGENT_FRAMES, seq=SEQS)
-    def the_agent(self, session: str, kind: str, seq: int | None) -> None:
+    def the_agent(self, session, kind, seq):
         self._frame(session, "agent", kind, seq)
 
     @rule(session=st.sampled_from(SESSIONS), by=st.sampled_from(("user", "agent")), kind=AGENT_FRAMES, seq=SEQS)
-    def agent_frame_after_the_close(self, session: str, by: str, kind: str, seq: int | None) -> None:
+    def agent_frame_after_the_close(self, session, by, kind, seq):
         self._frame(session, by, "close", None)
         self._frame(session, "agent", kind, seq)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS), kind=USER_FRAMES)
-    def the_user_comes_back_at_the_last_moment(self, session: str, watcher: str, kind: str) -> None:
+    def the_user_comes_back_at_the_last_moment(self, session, watcher, kind):
         self._frame(session, "user", "message", None)
         self.time_passes(61)
         self.a_watcher_claims(watcher)
         self._frame(session, "user", kind, None)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS))
-    def the_user_is_silent(self, session: str, watcher: str) -> None:
+    def the_user_is_silent(self, session, watcher):
         self._frame(session, "user", "ping", None)
         self.time_passes(61)
         self.a_watcher_claims(watcher)
 
     @rule(session=st.sampled_from(SESSIONS))
-    def a_page_of_a_user_who_has_written_pings(self, session: str) -> None:
+    def a_page_of_a_user_who_has_written_pings(self, session):
         self._frame(session, "user", "ping", None, spoken=True)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS))
-    def a_ping_falls_between_send_and_confirm(self, session: str, watcher: str) -> None:
+    def a_ping_falls_between_send_and_confirm(self, session, watcher):
         self._frame(session, "user", "message", None)
         self.time_passes(61)
         self.a_watcher_claims(watcher)
@@ -288,7 +285,7 @@ class Machine(RuleBasedStateMachine):
         self.confirms(watcher)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS), kind=USER_FRAMES)
-    def the_customer_waits_for_an_agent(self, session: str, watcher: str, kind: str) -> None:
+    def the_customer_waits_for_an_agent(self, session, watcher, kind):
         self.operator_edits_the_policy("answer")
         self._frame(session, "user", "message", None)
         self._frame(session, "user", kind, None)
@@ -298,7 +295,7 @@ class Machine(RuleBasedStateMachine):
         self.confirms(watcher)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS))
-    def the_agent_wrote_last(self, session: str, watcher: str) -> None:
+    def the_agent_wrote_last(self, session, watcher):
         self.operator_edits_the_policy("agent")
         self._frame(session, "user", "message", None)
         self._frame(session, "agent", "message", None)
@@ -306,7 +303,7 @@ class Machine(RuleBasedStateMachine):
         self.a_watcher_claims(watcher)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS), kind=AGENT_FRAMES)
-    def the_agent_is_faster_than_the_message(self, session: str, watcher: str, kind: str) -> None:
+    def the_agent_is_faster_than_the_message(self, session, watcher, kind):
         self._frame(session, "user", "message", None)
         self.time_passes(61)
         self.a_watcher_claims(watcher)
@@ -314,9 +311,7 @@ class Machine(RuleBasedStateMachine):
         self._frame(session, "agent", kind, None)
         self.messages_go_out()
 
-    def _frame(
-        self, session: str, sender: str, kind: str, seq: int | None, *, spoken: bool = False, tags: tuple[str, ...] = ()
-    ) -> None:
+    def _frame(self, session, sender, kind, seq, *, spoken=False, tags=()):
         frame = Frame(session, "ann", sender=sender, kind=kind, seq=seq, spoken=spoken, tags=tags)
         (noted,) = self._at_now().note_activity([frame])
         chat = self.chats[session]
@@ -327,11 +322,11 @@ class Machine(RuleBasedStateMachine):
             assert noted.deadline_ms / 1000 == pytest.approx(chat.deadline, abs=0.001)
 
     @rule(seconds=st.sampled_from((1, 5, 12, 31, 61, 125, 250)))
-    def time_passes(self, seconds: int) -> None:
+    def time_passes(self, seconds):
         self.now += seconds
 
     @rule(watcher=st.sampled_from(WATCHERS))
-    def a_watcher_claims(self, watcher: str) -> None:
+    def a_watcher_claims(self, watcher):
         claims = self._at_now().claim_silent(100, timedelta(seconds=LEASE))
         due = {session: chat for session, chat in self.chats.items() if chat.claim(self._rules(chat), self.now)}
         assert {each.session_id for each in claims.silences} == set(due)
@@ -344,7 +339,7 @@ class Machine(RuleBasedStateMachine):
             self._check_name(claim, chat.arming)
             self.held[watcher].append((claim, chat.arming))
 
-    def _check_name(self, claim: ClaimedSilence, arming: int) -> None:
+    def _check_name(self, claim, arming):
         """Each silence has one name however often it is claimed, and later silences have later names.
 
         The core stores equal names once, so each silence is recorded exactly once.
@@ -355,7 +350,7 @@ class Machine(RuleBasedStateMachine):
         assert list(names.values()) == sorted(set(names.values()))
 
     @rule(watcher=st.sampled_from(WATCHERS))
-    def confirms(self, watcher: str) -> None:
+    def confirms(self, watcher):
         held, self.held[watcher] = self.held[watcher], []
         assert self._at_now().confirm([claim for claim, _ in held]) == len(self._still_ours(held))
         for chat in self._still_ours(held):
@@ -365,16 +360,16 @@ class Machine(RuleBasedStateMachine):
         self.handed_in = [*self.handed_in, *held][-10:]
 
     @rule(watcher=st.sampled_from(WATCHERS))
-    def watcher_releases(self, watcher: str) -> None:
+    def watcher_releases(self, watcher):
         held, self.held[watcher] = self.held[watcher], []
         assert self._at_now().release([claim for claim, _ in held]) == len(self._still_ours(held))
         for chat in self._still_ours(held):
             chat.in_flight_until = None
 
-    def _still_ours(self, held: list[tuple[ClaimedSilence, int]]) -> list[Chat]:
+    def _still_ours(self, held):
         """A watcher that slept over its lease may hold what another one has by now: the same silence, so either may
         confirm it."""
-        found: dict[str, Chat] = {}
+        found = {}
         for claim, arming in held:
             chat = self.chats[claim.session_id]
             if chat.arming == arming and chat.in_flight_until is not None:
@@ -382,15 +377,15 @@ class Machine(RuleBasedStateMachine):
         return list(found.values())
 
     @rule(watcher=st.sampled_from(WATCHERS))
-    def a_watcher_dies(self, watcher: str) -> None:
+    def a_watcher_dies(self, watcher):
         self.held[watcher] = []
 
     @rule()
-    def scripts_are_flushed(self) -> None:
+    def scripts_are_flushed(self):
         self.server.client.script_flush()
 
     @rule(happens=RARELY)
-    def redis_is_flushed(self, happens: bool) -> None:
+    def redis_is_flushed(self, happens):
         if not happens:
             return
         self.server.client.flushall()
@@ -400,24 +395,24 @@ class Machine(RuleBasedStateMachine):
         self.applied = None
 
     @rule(plan=st.sampled_from(sorted(PLANS)))
-    def operator_edits_the_policy(self, plan: str) -> None:
+    def operator_edits_the_policy(self, plan):
         self.plan = PLANS[plan]
         self.store.push(self.store.policies())
 
     @rule(begins=st.booleans(), seconds=CAMPAIGN, ago=st.sampled_from((0, 0, 200)))
-    def a_campaign_begins_or_ends(self, begins: bool, seconds: float, ago: int) -> None:
+    def a_campaign_begins_or_ends(self, begins, seconds, ago):
         at = datetime.fromtimestamp(self.now - ago, UTC)
         self.campaign = Override(at, at + timedelta(days=90), timedelta(seconds=seconds)) if begins else None
         self.store.push(self.store.policies())
 
     @rule(seconds=CAMPAIGN)
-    def operator_edits_the_campaign(self, seconds: float) -> None:
+    def operator_edits_the_campaign(self, seconds):
         if self.campaign:
             self.campaign = replace(self.campaign, threshold=timedelta(seconds=seconds))
             self.store.push(self.store.policies())
 
     @rule()
-    def running_timers_get_the_campaign(self) -> None:
+    def running_timers_get_the_campaign(self):
         while self._at_now().rearm_for_campaign():
             pass
         if not self.campaign or self.applied == self.campaign or not self.server.client.exists(POLICIES[0]):
@@ -440,31 +435,31 @@ class Machine(RuleBasedStateMachine):
                 chat.deadline = found.timestamp()
 
     @rule()
-    def worker_confirms_waiting_messages(self) -> None:
+    def worker_confirms_waiting_messages(self):
         self._look(going_out=False)
 
     @rule()
-    def messages_go_out(self) -> None:
+    def messages_go_out(self):
         self._note(self._look(going_out=True), sent=True)
 
     @rule()
-    def the_ledger_stops_messages(self) -> None:
+    def the_ledger_stops_messages(self):
         self._note(self._look(going_out=True), sent=False)
 
     @rule()
-    def messages_are_about_to_go_out(self) -> None:
+    def messages_are_about_to_go_out(self):
         self.marking = [*self.marking, *self._look(going_out=True)][-10:]
 
     @rule(sent=st.booleans())
-    def they_do_or_are_stopped(self, sent: bool) -> None:
+    def they_do_or_are_stopped(self, sent):
         marking, self.marking = self.marking, []
         self._note(marking, sent=sent)
 
     @rule()
-    def a_worker_dies(self) -> None:
+    def a_worker_dies(self):
         self.marking = []
 
-    def _look(self, *, going_out: bool) -> list[tuple[ClaimedSilence, int]]:
+    def _look(self, *, going_out):
         """Returns those whose messages go out."""
         held = [each for claims in (*self.held.values(), self.handed_in) for each in claims]
         asked = [(claim.session_id, claim.armed_at) for claim, _ in held]
@@ -477,7 +472,7 @@ class Machine(RuleBasedStateMachine):
                 chat.reserved.add(arming)
         return [each for each, stands in zip(held, stand, strict=True) if stands and not each[0].for_agent]
 
-    def _note(self, messages: list[tuple[ClaimedSilence, int]], *, sent: bool) -> None:
+    def _note(self, messages, *, sent):
         asked = [(claim.session_id, claim.armed_at) for claim, _ in messages]
         self._at_now().note_sending(asked, [sent] * len(asked))
         for claim, arming in messages:
@@ -489,7 +484,7 @@ class Machine(RuleBasedStateMachine):
     # --- what always holds ----------------------------------------------------------------------------------------
 
     @invariant()
-    def nothing_is_in_two_places(self) -> None:
+    def nothing_is_in_two_places(self):
         if not hasattr(self, "store"):
             return
         armed = sum(chat.deadline is not None and chat.in_flight_until is None for chat in self.chats.values())
@@ -517,7 +512,7 @@ class Machine(RuleBasedStateMachine):
         assert sum(count for name, count in counts if name.startswith("a:")) == armed + flying
         assert sum(count for name, count in counts if name.startswith("p:")) == paused
 
-    def teardown(self) -> None:
+    def teardown(self):
         """Finally one watcher runs: every unbroken silence is recorded, and then none is left."""
         if not hasattr(self, "store"):
             return
@@ -533,14 +528,14 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machine(store_url: str) -> Iterator[type[Machine]]:
+def machine(store_url):
     server = StoppedClockServer(store_url)
     yield type("Machine", (Machine,), {"server": server})
     server.client.close()
 
 
 @pytest.mark.parametrize("examples", [45, pytest.param(600, marks=pytest.mark.campaign)])
-def test_store_behaves_like_model(machine: type[Machine], store_url: str, examples: int) -> None:
+def test_store_behaves_like_model(machine, store_url, examples):
     """The scripts are those of one server. A cluster adds their keys' slots and its client, for which a third do."""
     run_state_machine_as_test(
         machine,
@@ -548,4 +543,4 @@ def test_store_behaves_like_model(machine: type[Machine], store_url: str, exampl
             max_examples=examples // 3 if is_cluster(store_url) else examples, stateful_step_count=50,
             suppress_health_check=list(HealthCheck),
         ),
-    )  # type: ignore[no-untyped-call]  # fmt: skip
+    )  # fmt: skip

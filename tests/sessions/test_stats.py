@@ -1,13 +1,9 @@
 """The number of live chats by tag, also in `/metrics`."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 
 import pytest
-from django.test import Client
-from pytest_django import Settings
 
 from config.local.processes import select_port
 from sessions.models import SilencePolicy
@@ -15,17 +11,17 @@ from sessions.policy import AGENT, Policy
 from sessions.store import client as keys
 from sessions.store import sessions, stats
 from sessions.store.sessions import PAUSE_COUNTS, ExpiredKey
-from tests.sessions.conftest import Chats, count_nudges
+from tests.sessions.conftest import count_nudges
 from tests.sessions.stopped_clock import chats_on_both as chats_on_both
 
 MINUTE = Policy(timedelta(seconds=60))
 
 
-def counts_by_policy(chats: Chats) -> dict[str, tuple[int, int]]:
+def counts_by_policy(chats):
     return {each.policy: (each.armed, each.paused) for each in stats.read_overview(chats.store).policies}
 
 
-def test_overview_counts_chats_by_tag_and_state(chats: Chats) -> None:
+def test_overview_counts_chats_by_tag_and_state(chats):
     chats.policies(vip=MINUTE, new=MINUTE)
     for session, tag in (("s1", "vip"), ("s2", "vip"), ("s3", "new"), ("s4", ""), ("s5", "nobody's")):
         chats.user(session, tag=tag)
@@ -41,7 +37,7 @@ def test_overview_counts_chats_by_tag_and_state(chats: Chats) -> None:
     assert counts_by_policy(chats) == {"vip": (1, 0), "new": (2, 0), "default": (1, 0)}
 
 
-def test_chat_is_live_until_silence_is_confirmed(chats: Chats) -> None:
+def test_chat_is_live_until_silence_is_confirmed(chats):
     chats.policies(vip=Policy(timedelta(seconds=60), max_nudges=2))
     chats.user("s1", tag="vip")
     chats.user("s2")
@@ -60,16 +56,16 @@ def test_chat_is_live_until_silence_is_confirmed(chats: Chats) -> None:
     assert counts_by_policy(chats) == {"vip": (1, 0)}
 
 
-def listed(chats: Chats, state: str = "") -> dict[str, str]:
+def listed(chats, state=""):
     return {each.session_id: each.why for each in stats.list_live_sessions(chats.store, 100, state)}
 
 
-def idle_ids(chats: Chats) -> set[str]:
+def idle_ids(chats):
     found = chats.store.server.ask(lambda pipe: [pipe.zrange(key, 0, -1) for key in keys.IDLE])
     return {keys.decode_text(each) for group in found for each in group}
 
 
-def test_list_has_chats_without_a_timer_and_their_reason(chats_on_both: Chats) -> None:
+def test_list_has_chats_without_a_timer_and_their_reason(chats_on_both):
     chats = chats_on_both
     chats.policies(default=Policy(timedelta(seconds=60), after=AGENT), once=MINUTE)
     chats.user("customer-last")
@@ -100,7 +96,7 @@ def test_list_has_chats_without_a_timer_and_their_reason(chats_on_both: Chats) -
     assert list(listed(chats, "idle")) == ["customer-last", "typing"]
 
 
-def test_list_of_chats_without_a_timer_is_bounded_by_number_and_age(chats: Chats) -> None:
+def test_list_of_chats_without_a_timer_is_bounded_by_number_and_age(chats):
     chats.policies(default=Policy(timedelta(seconds=60), after=AGENT))
     same = [name for name in map(str, range(8_000)) if keys.shard_of(name) == 3][:301]
     other = same.pop()
@@ -116,7 +112,7 @@ def test_list_of_chats_without_a_timer_is_bounded_by_number_and_age(chats: Chats
     assert idle_ids(chats) == {other}
 
 
-def test_armed_chat_outside_the_hours_of_its_policy_gives_that_reason(chats: Chats) -> None:
+def test_armed_chat_outside_the_hours_of_its_policy_gives_that_reason(chats):
     opens = chats.now + timedelta(hours=1)
     chats.policies(default=Policy(timedelta(seconds=60), hours=[(opens, opens + timedelta(hours=8))]))
     chats.user("s1")
@@ -127,7 +123,7 @@ def test_armed_chat_outside_the_hours_of_its_policy_gives_that_reason(chats: Cha
         assert listed(chats) == {"s1": "armed"}
 
 
-def test_expired_key_chat_is_counted(chats: Chats) -> None:
+def test_expired_key_chat_is_counted(chats):
     for _ in range(2):
         chats.store.note_expired([ExpiredKey("ann", "session:ann")], window=timedelta(0), tag="vip")
     assert counts_by_policy(chats) == {"default": (1, 0)}
@@ -135,7 +131,7 @@ def test_expired_key_chat_is_counted(chats: Chats) -> None:
     assert counts_by_policy(chats) == {}
 
 
-def test_endless_pause_is_forgotten(chats: Chats) -> None:
+def test_endless_pause_is_forgotten(chats):
     chats.user("s1")
     chats.agent("s1", kind="transfer")
     chats.pass_time(PAUSE_COUNTS.total_seconds() - 60)
@@ -150,7 +146,7 @@ def test_endless_pause_is_forgotten(chats: Chats) -> None:
     assert counts_by_policy(chats) == {"default": (1, 0)}
 
 
-def test_lost_session_is_removed_from_counts(chats: Chats) -> None:
+def test_lost_session_is_removed_from_counts(chats):
     chats.user("s1")
     client = chats.store.server.client
     client.delete(f"{keys.SESSION[keys.shard_of('s1')]}s1")
@@ -160,7 +156,7 @@ def test_lost_session_is_removed_from_counts(chats: Chats) -> None:
     assert counts_by_policy(chats) == {}
 
 
-def test_overview_lag_is_age_of_oldest_deadline(chats: Chats) -> None:
+def test_overview_lag_is_age_of_oldest_deadline(chats):
     chats.user("s1")
     assert stats.read_overview(chats.store).lag_ms == 0
     chats.pass_time(63)
@@ -169,7 +165,7 @@ def test_overview_lag_is_age_of_oldest_deadline(chats: Chats) -> None:
     assert stats.read_overview(chats.store).lag_ms == 0
 
 
-def test_reports_of_ended_watchers_are_deleted(chats: Chats) -> None:
+def test_reports_of_ended_watchers_are_deleted(chats):
     """One that crashes every two seconds beside one that is well would leave 43,000 names a day, read at each look."""
     client, fresh = chats.store.server.client, {"latest_ms": 0, "handed_in": 0, "waits": False}
     now_ms = round(chats.now.timestamp() * 1000)
@@ -183,13 +179,13 @@ def test_reports_of_ended_watchers_are_deleted(chats: Chats) -> None:
     assert client.ttl(keys.WATCHERS) > 0
 
 
-def test_overview_cost_is_independent_of_chat_count(chats: Chats) -> None:
-    def commands(count: int) -> int:
+def test_overview_cost_is_independent_of_chat_count(chats):
+    def commands(count):
         for number in range(count):
             chats.user(f"s{number}")
         return min(commands_of_overview() for _ in range(3))  # a web process of an earlier test may ask in between
 
-    def commands_of_overview() -> int:
+    def commands_of_overview():
         client = chats.store.server.client
         before = client.info("commandstats")
         stats.read_overview(chats.store)
@@ -204,7 +200,7 @@ def test_overview_cost_is_independent_of_chat_count(chats: Chats) -> None:
 
 
 @pytest.mark.django_db
-def test_metrics_report_chats_silences_lag_and_messages(client: Client, chats: Chats) -> None:
+def test_metrics_report_chats_silences_lag_and_messages(client, chats):
     SilencePolicy.objects.create(key="vip", threshold=timedelta(seconds=60))
     chats.policies(vip=MINUTE)
     chats.user("s1", tag="vip")
@@ -230,7 +226,7 @@ def test_metrics_report_chats_silences_lag_and_messages(client: Client, chats: C
 
 
 @pytest.mark.django_db
-def test_metrics_without_store_keep_database_figures(client: Client, settings: Settings) -> None:
+def test_metrics_without_store_keep_database_figures(client, settings):
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         said = client.get("/metrics").content.decode()

@@ -1,11 +1,7 @@
 """What frames do to a session: on the real server, with a clock that only the test moves."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.conf import settings
@@ -15,7 +11,7 @@ from sessions.frames import Frame
 from sessions.policy import Override, Policy
 from sessions.store import client as keys
 from sessions.store import inbox, stats
-from sessions.store.client import Call, Server, StoreUnavailable
+from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from sessions.store.sessions import (
     COUNTED,
@@ -23,9 +19,7 @@ from sessions.store.sessions import (
     PAUSE_COUNTS,
     REFUSED,
     SESSION_LIFETIME,
-    ClaimedSilence,
     FrameEffect,
-    Store,
 )
 from tests.sessions import stopped_clock
 from tests.sessions.conftest import Chats
@@ -37,7 +31,7 @@ SECOND = timedelta(seconds=1)
 chats = stopped_clock.chats
 
 
-def test_session_is_silent_one_minute_after_last_user_frame(chats: Chats) -> None:
+def test_session_is_silent_one_minute_after_last_user_frame(chats):
     noted = chats.user()
     assert noted.outcome == COUNTED
     assert chats.seconds_left(noted) == pytest.approx(60, abs=0.001)
@@ -53,7 +47,7 @@ def test_session_is_silent_one_minute_after_last_user_frame(chats: Chats) -> Non
 # --- whose session it is ----------------------------------------------------------------------------------------------
 
 
-def test_agent_frame_does_not_set_user(chats: Chats) -> None:
+def test_agent_frame_does_not_set_user(chats):
     chats.agent(user_id="agent-7", chat_id="room")
     assert chats.user(user_id="ann").outcome == COUNTED
     chats.agent(user_id="ann")
@@ -63,7 +57,7 @@ def test_agent_frame_does_not_set_user(chats: Chats) -> None:
 
 @pytest.mark.parametrize("by", ["user", "agent"])
 @pytest.mark.parametrize("kind", ["message", "typing", "close"])
-def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> None:
+def test_frame_of_other_user_is_refused(chats, by, kind):
     noted = chats.user(seq=1)
     chats.pass_time(30)
     speak = chats.user if by == "user" else chats.agent
@@ -77,17 +71,17 @@ def test_frame_of_other_user_is_refused(chats: Chats, by: str, kind: str) -> Non
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def lose_presence_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_presence_once(store, monkeypatch):
     """The next frames are counted, and the write of the presence of their users fails."""
 
-    def fail(*_: Any, **__: Any) -> set[str]:
+    def fail(*_, **__):
         monkeypatch.undo()
         raise StoreUnavailable("killed in between")
 
     monkeypatch.setattr(store, "store_presence", fail)
 
 
-def test_repeated_frame_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_frame_stores_lost_presence(chats, monkeypatch):
     batch = [
         Frame("s1", "ann", seq=1),
         Frame("s1", "ann", kind="typing", seq=2),
@@ -104,7 +98,7 @@ def test_repeated_frame_stores_lost_presence(chats: Chats, monkeypatch: pytest.M
     assert chats.store.sessions_of(["ann", "bob"]) == ["s1", "s2"]
 
 
-def test_repeat_beside_new_ping_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeat_beside_new_ping_stores_lost_presence(chats, monkeypatch):
     message, ping = Frame("s1", "ann", seq=1), Frame("s2", "ann", kind="ping", seq=1)
     lose_presence_once(chats.store, monkeypatch)
     with pytest.raises(StoreUnavailable):
@@ -119,7 +113,7 @@ def test_repeat_beside_new_ping_stores_lost_presence(chats: Chats, monkeypatch: 
     assert chats.store.last_frames(["ann"]) == [wrote_at]
 
 
-def test_repeat_after_close_stores_lost_presence(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeat_after_close_stores_lost_presence(chats, monkeypatch):
     lose_presence_once(chats.store, monkeypatch)
     with pytest.raises(StoreUnavailable):
         chats.user(seq=1)
@@ -130,7 +124,7 @@ def test_repeat_after_close_stores_lost_presence(chats: Chats, monkeypatch: pyte
     assert chats.store.last_frames(["ann"]) == [counted_at]
 
 
-def test_repeated_frame_does_not_replace_newer_presence(chats: Chats) -> None:
+def test_repeated_frame_does_not_replace_newer_presence(chats):
     chats.user("s1", seq=1)
     chats.user("s1", kind="ping", seq=2)
     chats.pass_time(5)
@@ -145,18 +139,18 @@ def test_repeated_frame_does_not_replace_newer_presence(chats: Chats) -> None:
     assert chats.store.last_frames(["ann"]) == [None]
 
 
-def test_repeated_frame_of_other_user_stores_no_presence(chats: Chats) -> None:
+def test_repeated_frame_of_other_user_stores_no_presence(chats):
     chats.user(seq=1)
     assert chats.user(user_id="eve", seq=1).outcome == REFUSED
     assert chats.store.sessions_of(["eve"]) == [""]
 
 
 @pytest.mark.parametrize("by", ["user", "agent"])
-def test_new_epoch_restarts_seq(chats: Chats, by: str) -> None:
+def test_new_epoch_restarts_seq(chats, by):
     chats.user()
     speak = chats.user if by == "user" else chats.agent
 
-    def outcomes(*frames: tuple[int, str]) -> list[int]:
+    def outcomes(*frames):
         return [speak(seq=seq, epoch=epoch).outcome for seq, epoch in frames]
 
     assert outcomes((9, ""), (1, ""), (1, "b"), (1, "b"), (2, "")) == [COUNTED, DROPPED, COUNTED, DROPPED, COUNTED]
@@ -168,14 +162,14 @@ def test_new_epoch_restarts_seq(chats: Chats, by: str) -> None:
     assert outcomes((98, "e8"), (101, "e7"), (100, "e8")) == [DROPPED, DROPPED, COUNTED]
 
 
-def test_forgotten_epoch_counts_again(chats: Chats) -> None:
+def test_forgotten_epoch_counts_again(chats):
     """The store remembers four epochs of a side."""
     assert [chats.user(seq=1, epoch=f"e{number}").outcome for number in range(5)] == [COUNTED] * 5
     assert chats.user(seq=9, epoch="e1").outcome == DROPPED
     assert chats.user(seq=1, epoch="e0").outcome == COUNTED
 
 
-def test_frames_of_batch_count_in_order(chats: Chats) -> None:
+def test_frames_of_batch_count_in_order(chats):
     """Several of one session, and of both sides, go to one script."""
     frames = [
         Frame("s1", "ann", seq=1),
@@ -194,7 +188,7 @@ def test_frames_of_batch_count_in_order(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("by", ["user", "agent"])
-def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
+def test_close_keeps_seq_of_both_sides(chats, by):
     chats.user(seq=5)
     chats.agent(seq=7)
     (chats.user if by == "user" else chats.agent)(kind="close", seq=8)
@@ -206,7 +200,7 @@ def test_close_keeps_seq_of_both_sides(chats: Chats, by: str) -> None:
 # --- claims -----------------------------------------------------------------------------------------------------------
 
 
-def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
+def test_claim_contains_session_user_chat_and_deadline(chats):
     chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
     noted = chats.user(session="odd id \u2603 {x}", kind="ping", user_id="änn")
     chats.pass_time(61)
@@ -216,7 +210,7 @@ def test_claim_contains_session_user_chat_and_deadline(chats: Chats) -> None:
     assert claim.deadline_ms - claim.armed_at // 1000 == 60_000
 
 
-def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
+def test_claim_returns_oldest_silences_up_to_limit(chats):
     for number in range(40):
         chats.user(session=f"s{number}")
         chats.pass_time(0.01)
@@ -233,7 +227,7 @@ def test_claim_returns_oldest_silences_up_to_limit(chats: Chats) -> None:
         assert own == sorted(own)
 
 
-def test_claim_returns_seconds_to_next_deadline(chats: Chats) -> None:
+def test_claim_returns_seconds_to_next_deadline(chats):
     assert chats.store.claim_silent(10, SECOND).seconds_to_next == float("inf")
     chats.user()
     assert chats.store.claim_silent(10, SECOND).seconds_to_next == pytest.approx(60, abs=0.001)
@@ -241,7 +235,7 @@ def test_claim_returns_seconds_to_next_deadline(chats: Chats) -> None:
     assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.001)
 
 
-def test_clock_moved_back_keeps_deadlines_and_unique_armings(chats: Chats) -> None:
+def test_clock_moved_back_keeps_deadlines_and_unique_armings(chats):
     before = chats.claimed_silence()
     chats.pass_time(-40)
     chats.user()
@@ -253,7 +247,7 @@ def test_clock_moved_back_keeps_deadlines_and_unique_armings(chats: Chats) -> No
     assert after.deadline_ms - before.deadline_ms == pytest.approx(21_000, abs=500)
 
 
-def test_old_lease_after_clock_moved_back_is_ignored(chats: Chats) -> None:
+def test_old_lease_after_clock_moved_back_is_ignored(chats):
     chats.user()
     chats.pass_time(61)
     assert len(chats.claim(lease=5 * SECOND)) == 1
@@ -268,7 +262,7 @@ def test_old_lease_after_clock_moved_back_is_ignored(chats: Chats) -> None:
 # --- several guide messages ---------------------------------------------------------------------------------------
 
 
-def confirmed(chats: Chats) -> int:
+def confirmed(chats):
     """How many nudges go out now."""
     claims = chats.claim()
     confirmed = chats.store.confirm(claims)
@@ -278,7 +272,7 @@ def confirmed(chats: Chats) -> int:
 
 
 @pytest.mark.parametrize("kind", ["message", "typing", "tool", "resume"])
-def test_agent_frame_before_message_keeps_nudge(chats: Chats, kind: str) -> None:
+def test_agent_frame_before_message_keeps_nudge(chats, kind):
     claim = chats.confirmed_silence()
     noted = chats.agent(kind=kind)
     assert not chats.is_current(claim)
@@ -289,7 +283,7 @@ def test_agent_frame_before_message_keeps_nudge(chats: Chats, kind: str) -> None
     assert [each.nudge for each in chats.claim()] == [1]
 
 
-def test_agent_message_after_nudges_keeps_remaining_ones(chats: Chats) -> None:
+def test_agent_message_after_nudges_keeps_remaining_ones(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
     chats.user()
     chats.pass_time(61)
@@ -304,11 +298,11 @@ def test_agent_message_after_nudges_keeps_remaining_ones(chats: Chats) -> None:
     assert chats.agent().deadline_ms == 0
 
 
-def count_nudges(chats: Chats) -> int:
+def count_nudges(chats):
     return stats.session_snapshot(chats.store, "s1").nudges
 
 
-def test_note_sending_counts_sent_message_once(chats: Chats) -> None:
+def test_note_sending_counts_sent_message_once(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=2))
     claim = chats.confirmed_silence()
     later = chats.now + 60 * SECOND
@@ -318,10 +312,10 @@ def test_note_sending_counts_sent_message_once(chats: Chats) -> None:
         assert count_nudges(chats) == sent
 
 
-def test_note_sending_counts_late_repeat_once(chats: Chats) -> None:
+def test_note_sending_counts_late_repeat_once(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     chats.user()
-    claims: list[ClaimedSilence] = []
+    claims = []
     for _ in range(2):
         chats.store.confirm(claims)
         chats.pass_time(61)
@@ -334,13 +328,13 @@ def test_note_sending_counts_late_repeat_once(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("send_until", [None, datetime.min.replace(tzinfo=UTC)])
-def test_still_silent_without_sending_reserves_nothing(chats: Chats, send_until: datetime | None) -> None:
+def test_still_silent_without_sending_reserves_nothing(chats, send_until):
     claim = chats.confirmed_silence()
     assert chats.is_current(claim, send_until=send_until)
     assert chats.agent().deadline_ms > 0
 
 
-def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> None:
+def test_missing_note_sending_keeps_limit_until_user_writes(chats):
     """A worker was killed, or Redis was unavailable: the message may have been sent, so there is no second one."""
     claim = chats.confirmed_silence()
     assert chats.is_current(claim)
@@ -350,7 +344,7 @@ def test_missing_note_sending_keeps_limit_until_user_writes(chats: Chats) -> Non
     assert chats.user().deadline_ms > 0
 
 
-def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
+def test_missing_note_sending_of_one_message_keeps_limit(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     lost = chats.confirmed_silence()
     assert chats.is_current(lost)
@@ -362,7 +356,7 @@ def test_missing_note_sending_of_one_message_keeps_limit(chats: Chats) -> None:
     assert chats.agent().deadline_ms == 0
 
 
-def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
+def test_note_sending_after_agent_message_counts(chats):
     """The agent answers between the last look and the mark. The message is on its way."""
     claim = chats.confirmed_silence()
     assert chats.is_current(claim)
@@ -372,7 +366,7 @@ def test_note_sending_after_agent_message_counts(chats: Chats) -> None:
     assert chats.agent().deadline_ms == 0
 
 
-def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
+def test_note_sending_of_stop_releases_only_its_silence(chats):
     chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
     first = chats.confirmed_silence()
     chats.pass_time(61)
@@ -387,7 +381,7 @@ def test_note_sending_of_stop_releases_only_its_silence(chats: Chats) -> None:
     assert count_nudges(chats) == 1
 
 
-def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
+def test_note_sending_before_confirm_uses_nudge(chats):
     """The watcher was killed after it recorded the silence. The agent's word must not bring a second message."""
     claim = chats.claimed_silence()
     chats.deliver(claim)
@@ -396,7 +390,7 @@ def test_note_sending_before_confirm_uses_nudge(chats: Chats) -> None:
     assert chats.claim() == []
 
 
-def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
+def test_note_sending_of_closed_session_is_ignored(chats):
     claim = chats.confirmed_silence()
     assert chats.is_current(claim)
     chats.user(kind="close")
@@ -407,7 +401,7 @@ def test_note_sending_of_closed_session_is_ignored(chats: Chats) -> None:
     assert chats.store.known(["s1"]) == [False]
 
 
-def test_unknown_session_counts_as_silent(chats: Chats) -> None:
+def test_unknown_session_counts_as_silent(chats):
     chats.user()
     chats.pass_time(61)
     claims = chats.claim()
@@ -420,7 +414,7 @@ def test_unknown_session_counts_as_silent(chats: Chats) -> None:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def test_campaign_overrides_threshold_while_it_runs(chats: Chats) -> None:
+def test_campaign_overrides_threshold_while_it_runs(chats):
     begins = chats.now + 10 * SECOND
     sale = Override(begins, begins + 100 * SECOND, 90 * SECOND)
     later = Override(begins + 50 * SECOND, begins + 60 * SECOND, 20 * SECOND)
@@ -430,7 +424,7 @@ def test_campaign_overrides_threshold_while_it_runs(chats: Chats) -> None:
         assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.001)
 
 
-def test_jitter_is_spread_evenly(chats: Chats) -> None:
+def test_jitter_is_spread_evenly(chats):
     chats.policies(default=Policy(60 * SECOND, jitter=5 * SECOND))
     frames = [Frame(f"s{number}", "ann") for number in range(2000)]
     now = chats.now.timestamp()
@@ -444,7 +438,7 @@ def test_jitter_is_spread_evenly(chats: Chats) -> None:
 # --- what the server may do -------------------------------------------------------------------------------------------
 
 
-def test_claim_and_confirm_restore_lost_policies(chats: Chats) -> None:
+def test_claim_and_confirm_restore_lost_policies(chats):
     """If all clients are silent, no frame brings them."""
     chats.user()
     chats.pass_time(61)
@@ -455,7 +449,7 @@ def test_claim_and_confirm_restore_lost_policies(chats: Chats) -> None:
     assert chats.store.confirm(claims) == 1
 
 
-def test_round_instants_are_stored_as_integers(chats: Chats) -> None:
+def test_round_instants_are_stored_as_integers(chats):
     """Lua writes 1800000000000000 as 1.8e+15 where it is let."""
     chats.user()
     client, key = chats.store.server.client, keys.SESSION[keys.shard_of("s1")] + "s1"
@@ -470,7 +464,7 @@ def test_round_instants_are_stored_as_integers(chats: Chats) -> None:
     assert chats.store.confirm([claim]) == 1
 
 
-def test_sessions_expire_and_leave_the_index(chats: Chats) -> None:
+def test_sessions_expire_and_leave_the_index(chats):
     chats.user()
     chats.user(session="s2", user_id="bob")
     chats.store.close("s3", "carl")
@@ -488,7 +482,7 @@ def test_sessions_expire_and_leave_the_index(chats: Chats) -> None:
 # --- people -----------------------------------------------------------------------------------------------------------
 
 
-def test_presence_returns_last_session_and_time_of_user(chats: Chats) -> None:
+def test_presence_returns_last_session_and_time_of_user(chats):
     before = chats.now
     chats.user(session="s1")
     chats.user(session="s2")
@@ -501,7 +495,7 @@ def test_presence_returns_last_session_and_time_of_user(chats: Chats) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ping", "typing", "read"])
-def test_last_frames_counts_only_messages(chats: Chats, kind: str) -> None:
+def test_last_frames_counts_only_messages(chats, kind):
     chats.user(kind=kind)
     assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
     chats.user()
@@ -511,7 +505,7 @@ def test_last_frames_counts_only_messages(chats: Chats, kind: str) -> None:
     assert chats.store.last_frames(["ann"]) == [wrote_at.replace(microsecond=wrote_at.microsecond // 1000 * 1000)]
 
 
-def test_last_frames_ends_with_window_though_pings_continue(chats: Chats) -> None:
+def test_last_frames_ends_with_window_though_pings_continue(chats):
     window = settings.AFTERTOUCH_CONVERSATION_WINDOW.total_seconds()
     chats.user()
     chats.pass_time(window - 1)
@@ -521,7 +515,7 @@ def test_last_frames_ends_with_window_though_pings_continue(chats: Chats) -> Non
     assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
 
 
-def test_presence_lasts_as_long_as_the_session(chats: Chats) -> None:
+def test_presence_lasts_as_long_as_the_session(chats):
     """Also while closed hours make the timer longer than a session is kept otherwise."""
     opens_at = chats.now + timedelta(hours=60)
     names = [keys.PRESENCE[keys.shard_of("ann")] + "ann", keys.SESSION[keys.shard_of("s1")] + "s1"]
@@ -534,7 +528,7 @@ def test_presence_lasts_as_long_as_the_session(chats: Chats) -> None:
         chats.user(kind="ping")
 
 
-def test_inapp_finds_sessions_within_window_only(chats: Chats) -> None:
+def test_inapp_finds_sessions_within_window_only(chats):
     """A page that is open sends pings."""
     chats.user()
     assert chats.store.sessions_of(["ann", "bob"], within=timedelta(minutes=10)) == ["s1", ""]
@@ -546,15 +540,15 @@ def test_inapp_finds_sessions_within_window_only(chats: Chats) -> None:
     assert chats.store.sessions_of(["ann"], within=timedelta(minutes=10)) == ["s1"]
 
 
-def test_presence_value_stays_below_44_bytes(chats: Chats) -> None:
+def test_presence_value_stays_below_44_bytes(chats):
     """The server stores longer texts apart, 40 bytes more for each user."""
     chats.user(session="0" * 36)
     (value,) = chats.store.server.client.mget([keys.PRESENCE[keys.shard_of("ann")] + "ann"])
     assert len(value) <= 44
 
 
-def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
-    def waiting() -> list[str]:
+def test_active_user_is_noted_once_an_hour(chats):
+    def waiting():
         return [user for users in chats.store.active_users(100).values() for user in users]
 
     chats.agent()
@@ -573,18 +567,18 @@ def test_active_user_is_noted_once_an_hour(chats: Chats) -> None:
 # --- inboxes ----------------------------------------------------------------------------------------------------------
 
 
-def test_inbox_keeps_messages_that_fill_the_byte_limit(server: Server) -> None:
+def test_inbox_keeps_messages_that_fill_the_byte_limit(server):
     box, empty = Chats(server).store, len(Post("s1", "a", "user", "").body())
     half = "x" * (inbox.MOST_BYTES // 2 - empty)
 
-    def put(id: str, text: str) -> list[str]:
+    def put(id, text):
         box.put_messages([Post("s1", id, "user", text)])
         return [json.loads(each.body)["id"] for each in box.messages_since("s1", inbox.START)]
 
     assert [put("a", half), put("b", half), put("c", half + "x")] == [["a"], ["a", "b"], ["c"]]
 
 
-def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
+def test_inbox_keeps_last_messages_within_byte_limit(server):
     box = Chats(server).store
     for number in range(40):
         box.put_messages([Post("s1", f"m{number}", "user", "x" * 15_000)])
@@ -631,16 +625,16 @@ def test_inbox_keeps_last_messages_within_byte_limit(server: Server) -> None:
         ({"tags": ["a\nb"]}, "tags.0"),
     ],
 )
-def test_invalid_frame_names_field(frame: dict[str, object], field: str) -> None:
+def test_invalid_frame_names_field(frame, field):
     with pytest.raises(InvalidInput) as refused:
-        Frame(**{"session_id": "s1", "user_id": "ann", **frame})  # type: ignore[arg-type]
+        Frame(**{"session_id": "s1", "user_id": "ann", **frame})
     assert [error.field for error in refused.value.errors] == [field]
 
 
 # --- claims of others ---
 
 
-def test_confirm_and_release_of_old_arming_keep_next_claim(chats: Chats) -> None:
+def test_confirm_and_release_of_old_arming_keep_next_claim(chats):
     """A watcher that was stopped comes back when another one has claimed the session's next silence."""
     chats.user()
     chats.pass_time(61)
@@ -651,11 +645,11 @@ def test_confirm_and_release_of_old_arming_keep_next_claim(chats: Chats) -> None
     assert chats.store.confirm([now_claimed]) == 1
 
 
-def act_before(script: str, chats: Chats, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def act_before(script, chats, act, monkeypatch):
     """Another process acts right before this script, once."""
     run = chats.store.server.run
 
-    def act_first(calls: Sequence[Call], *args: Any, **more: Any) -> list[Any]:
+    def act_first(calls, *args, **more):
         if calls[0][0] == script:
             monkeypatch.undo()
             act()
@@ -664,16 +658,16 @@ def act_before(script: str, chats: Chats, act: Callable[[], object], monkeypatch
     monkeypatch.setattr(chats.store.server, "run", act_first)
 
 
-def test_claim_silent_skips_session_claimed_after_peek(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_silent_skips_session_claimed_after_peek(chats, monkeypatch):
     chats.user()
     chats.pass_time(61)
-    first: list[ClaimedSilence] = []
+    first = []
     act_before("claim_silent", chats, lambda: first.extend(chats.claim()), monkeypatch)
     assert chats.claim() == []
     assert chats.store.confirm(first) == 1
 
 
-def test_claim_silent_drops_old_lease_of_armed_session(chats: Chats) -> None:
+def test_claim_silent_drops_old_lease_of_armed_session(chats):
     """Its clock was behind when it was armed again, so the lease stayed."""
     noted = chats.user()
     shard = keys.shard_of("s1")
@@ -683,7 +677,7 @@ def test_claim_silent_drops_old_lease_of_armed_session(chats: Chats) -> None:
     assert (found.armed, found.in_flight) == (1, 0)
 
 
-def test_pause_that_is_renewed_before_its_removal_counts(chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_that_is_renewed_before_its_removal_counts(chats, monkeypatch):
     chats.user()
     chats.agent(kind="tool")
     chats.pass_time(PAUSE_COUNTS.total_seconds() + 1)

@@ -1,7 +1,5 @@
 """Responses of a server that count as unavailable."""
 
-from __future__ import annotations
-
 import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
@@ -27,6 +25,6 @@ from tests.support.tables import each_row
         (ResponseError, "BUSYKEY Target key name already exists."),
     ],
 )
-def test_only_temporary_errors_of_a_server_count_as_unavailable(error: type[Exception], answer: str) -> None:
+def test_only_temporary_errors_of_a_server_count_as_unavailable(error, answer):
     with pytest.raises(error):
         raise_first_error([1, BaseParser.parse_error(answer)])

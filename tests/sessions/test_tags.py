@@ -1,8 +1,6 @@
 """Several tags a session: which policy applies, a campaign that reaches running timers, a wait at the last moment."""
 
-from __future__ import annotations
-
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
@@ -11,7 +9,6 @@ from sessions.frames import Frame
 from sessions.policy import CUSTOMER, TYPING, Override, Policy
 from sessions.store import stats
 from tests.sessions import stopped_clock
-from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 
 SECOND = timedelta(seconds=1)
@@ -21,7 +18,7 @@ chats = stopped_clock.chats
 
 
 @pytest.fixture
-def tagged(chats: Chats) -> Chats:
+def tagged(chats):
     chats.policies(
         new=Policy(30 * SECOND), vip=Policy(180 * SECOND),
         new_vip=Policy(20 * SECOND, tags=("vip", "new")), also_vip=Policy(99 * SECOND, tags=("vip", "old")),
@@ -30,7 +27,7 @@ def tagged(chats: Chats) -> Chats:
     return chats
 
 
-def deadline(chats: Chats, session: str = "s1") -> datetime:
+def deadline(chats, session="s1"):
     found = stats.session_snapshot(chats.store, session).deadline
     assert found
     return found
@@ -49,9 +46,7 @@ def deadline(chats: Chats, session: str = "s1") -> datetime:
         (("vipp", "ne"), "default", (), 60),
     ],
 )
-def test_most_specific_policy_applies(
-    tagged: Chats, tags: tuple[str, ...], policy: str, chosen_by: tuple[str, ...], seconds: int
-) -> None:
+def test_most_specific_policy_applies(tagged, tags, policy, chosen_by, seconds):
     assert tagged.seconds_left(tagged.user(tags=tags)) == pytest.approx(seconds, abs=0.001)
     found = stats.session_snapshot(tagged.store, "s1")
     assert found.policy[:2] == (policy, chosen_by)
@@ -61,7 +56,7 @@ def test_most_specific_policy_applies(
     assert (claim.policy, claim.policy_version, claim.tags) == (policy, 1, found.tags)
 
 
-def test_tag_and_tags_replace_those_of_the_session(tagged: Chats) -> None:
+def test_tag_and_tags_replace_those_of_the_session(tagged):
     tagged.user(tag="vip", tags=("new",))
     assert tagged.seconds_left(tagged.agent()) == pytest.approx(20, abs=0.001)
     assert tagged.seconds_left(tagged.user(tags=("new", "new"))) == pytest.approx(30, abs=0.001)
@@ -69,7 +64,7 @@ def test_tag_and_tags_replace_those_of_the_session(tagged: Chats) -> None:
     assert stats.session_snapshot(tagged.store, "s1").tags == ("new",)
 
 
-def test_token_keeps_tags() -> None:
+def test_token_keeps_tags():
     token, _ = tokens.issue_token(tokens.Admission("s1", "ann", "", "", "user", tags=("new", "vip")), SECOND * 60)
     assert tokens.verify_token(token, "s1").frame("ping").joined_tags == "new\nvip"
 
@@ -77,12 +72,12 @@ def test_token_keeps_tags() -> None:
 # --- a campaign reaches running timers ---
 
 
-def begin_campaign(chats: Chats, seconds: float, ago: float = 0, **policies: Policy) -> None:
+def begin_campaign(chats, seconds, ago=0, **policies):
     sale = Override(chats.now - ago * SECOND, chats.now + timedelta(hours=1), seconds * SECOND)
     chats.policies(campaigns=[sale], **policies)
 
 
-def apply_campaign(chats: Chats, limit: int = 200) -> int:
+def apply_campaign(chats, limit=200):
     passes = 0
     while chats.store.rearm_for_campaign(limit):
         passes += 1
@@ -90,7 +85,7 @@ def apply_campaign(chats: Chats, limit: int = 200) -> int:
     return passes
 
 
-def test_campaign_leaves_what_is_due_within_a_second(chats: Chats) -> None:
+def test_campaign_leaves_what_is_due_within_a_second(chats):
     chats.user()
     chats.pass_time(59.5)
     before = deadline(chats)
@@ -99,7 +94,7 @@ def test_campaign_leaves_what_is_due_within_a_second(chats: Chats) -> None:
     assert deadline(chats) == before
 
 
-def test_shorter_campaign_spreads_passed_deadlines(chats: Chats) -> None:
+def test_shorter_campaign_spreads_passed_deadlines(chats):
     for number in range(50):
         chats.user(f"s{number}")
     chats.pass_time(40)
@@ -110,7 +105,7 @@ def test_shorter_campaign_spreads_passed_deadlines(chats: Chats) -> None:
     assert max(left) - min(left) > 3
 
 
-def test_campaign_keeps_waits_for_agents_graces_claims_and_keys(chats: Chats) -> None:
+def test_campaign_keeps_waits_for_agents_graces_claims_and_keys(chats):
     plans = {"sla": Policy(60 * SECOND, after=CUSTOMER), "vip": Policy(60 * SECOND, grace=20 * SECOND)}
     chats.policies(**plans)
     chats.user("sla", tag="sla")
@@ -125,7 +120,7 @@ def test_campaign_keeps_waits_for_agents_graces_claims_and_keys(chats: Chats) ->
     assert {each: deadline(chats, each) for each in before} == before
 
 
-def test_campaign_reaches_many_chats_in_bounded_batches(chats: Chats) -> None:
+def test_campaign_reaches_many_chats_in_bounded_batches(chats):
     chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(6000)])
     chats.pass_time(10)
     begin_campaign(chats, 300)
@@ -136,7 +131,7 @@ def test_campaign_reaches_many_chats_in_bounded_batches(chats: Chats) -> None:
     assert len(chats.claim(10_000)) == 6000
 
 
-def test_edited_campaign_moves_running_timers(chats: Chats) -> None:
+def test_edited_campaign_moves_running_timers(chats):
     start = chats.now
     chats.user()
     begin_campaign(chats, 90)
@@ -154,7 +149,7 @@ def test_edited_campaign_moves_running_timers(chats: Chats) -> None:
 # --- a wait at the last moment ---
 
 
-def test_grace_for_typing_needs_a_typing_user(chats: Chats) -> None:
+def test_grace_for_typing_needs_a_typing_user(chats):
     chats.policies(default=Policy(60 * SECOND, grace=20 * SECOND, grace_for=TYPING))
     chats.user()
     chats.user("s2")
@@ -167,7 +162,7 @@ def test_grace_for_typing_needs_a_typing_user(chats: Chats) -> None:
     assert [claim.session_id for claim in chats.claim()] == ["s2"]
 
 
-def test_grace_over_closed_hours_keeps_the_silence(chats: Chats) -> None:
+def test_grace_over_closed_hours_keeps_the_silence(chats):
     """The extension ends days later than a session without frames is kept."""
     opens = [(chats.now - timedelta(hours=1), chats.now + 61 * SECOND)]
     opens += [(chats.now + timedelta(hours=60), chats.now + timedelta(hours=61))]

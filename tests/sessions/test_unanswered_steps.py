@@ -1,7 +1,5 @@
 """The shipped steps of a missing answer, from the watcher to the channel."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 
@@ -14,13 +12,12 @@ from sessions.detection.watcher import Watcher
 from sessions.models import SilencePolicy
 from sessions.policy import CUSTOMER
 from tests.scheduling.core.conftest import _sending, deliver_when_due
-from tests.sessions.conftest import Chats
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("_sending")]
 __all__ = ["_sending"]
 
 
-def test_each_shipped_step_is_delivered_until_an_agent_answers(chats: Chats) -> None:
+def test_each_shipped_step_is_delivered_until_an_agent_answers(chats):
     call_command("bootstrap", verbosity=0)
     steps = ["sla-remind", "sla-supervisor", "sla-queue"]
     for node in Node.objects.filter(key__in=steps):

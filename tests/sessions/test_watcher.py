@@ -1,18 +1,13 @@
 """From a silence in the store to an event of the core."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
-from pytest_django import Settings
 
 from scheduling import sql
 from scheduling.models import Customer, Event, Touch
@@ -21,21 +16,18 @@ from sessions.detection.presence import SessionPresence
 from sessions.detection.watcher import Watcher
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
-from sessions.policy import PolicySet
 from sessions.rates import Every
 from sessions.store import client as keys
 from sessions.store import stats
 from tests.scheduling.api.serving import database_url
-from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import silence_question
-from tests.support.matrix import MatrixBuilder
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def silence_watcher(chats: Chats, matrix: MatrixBuilder, monkeypatch: pytest.MonkeyPatch) -> Watcher:
+def silence_watcher(chats, matrix, monkeypatch):
     """A watcher of a deployment with a guide message for silent sessions."""
     monkeypatch.setattr(watcher, "close_old_connections", lambda: None)  # the test's transaction lives on it
     monkeypatch.setattr(silence_events, "LONGEST_PASS", 600.0)  # a slow machine also awaits its locks
@@ -44,14 +36,14 @@ def silence_watcher(chats: Chats, matrix: MatrixBuilder, monkeypatch: pytest.Mon
     return Watcher(chats.store, threading.Event())
 
 
-def make_silences(chats: Chats, count: int = 1) -> None:
+def make_silences(chats, count=1):
     """Noted in the past, so that they are due by the database's clock as well."""
     chats.pass_time(-70)
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(count)])
     chats.pass_time(70)
 
 
-def test_watcher_records_event_and_touch_for_silence(chats: Chats, silence_watcher: Watcher) -> None:
+def test_watcher_records_event_and_touch_for_silence(chats, silence_watcher):
     noted = chats.user(session="s:1", chat_id="room", tag="vip")
     assert silence_watcher.run_once() > 0
     assert not Event.objects.exists()
@@ -71,7 +63,7 @@ def test_watcher_records_event_and_touch_for_silence(chats: Chats, silence_watch
     assert Event.objects.count() == 1
 
 
-def test_unconfirmed_silence_is_recorded_once(chats: Chats, silence_watcher: Watcher) -> None:
+def test_unconfirmed_silence_is_recorded_once(chats, silence_watcher):
     make_silences(chats, 3)
     claims = chats.store.claim_silent(10, watcher.LEASE)
     silence_events.record_silences(claims.silences, claims.now_ms)  # and there its watcher dies
@@ -81,7 +73,7 @@ def test_unconfirmed_silence_is_recorded_once(chats: Chats, silence_watcher: Wat
     assert sum(each.in_flight for each in chats.store.shards()) == 0
 
 
-def test_watcher_records_all_silences_in_batches(chats: Chats, silence_watcher: Watcher, settings: Settings) -> None:
+def test_watcher_records_all_silences_in_batches(chats, silence_watcher, settings):
     settings.AFTERTOUCH_SILENCE_RATE = 100_000
     silence_watcher = Watcher(chats.store, threading.Event())
     make_silences(chats, 1200)
@@ -90,7 +82,7 @@ def test_watcher_records_all_silences_in_batches(chats: Chats, silence_watcher: 
     assert Event.objects.count() == 1200
 
 
-def test_watcher_records_at_most_its_rate(chats: Chats, settings: Settings, silence_watcher: Watcher) -> None:
+def test_watcher_records_at_most_its_rate(chats, settings, silence_watcher):
     settings.AFTERTOUCH_SILENCE_RATE = 40
     slow = Watcher(chats.store, threading.Event())
     make_silences(chats, 60)
@@ -99,18 +91,16 @@ def test_watcher_records_at_most_its_rate(chats: Chats, settings: Settings, sile
     assert Event.objects.count() < 30
 
 
-def test_low_rate_reaches_all_shards(chats: Chats, settings: Settings, silence_watcher: Watcher) -> None:
+def test_low_rate_reaches_all_shards(chats, settings, silence_watcher):
     settings.AFTERTOUCH_SILENCE_RATE = 20
     slow = Watcher(chats.store, threading.Event())
-    shards: set[int] = set()
+    shards = set()
     for _ in range(8):
         shards |= set(slow._shards(5))
     assert shards == set(range(keys.SHARDS))
 
 
-def test_watcher_waits_when_backlog_is_full(
-    chats: Chats, silence_watcher: Watcher, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watcher_waits_when_backlog_is_full(chats, silence_watcher, settings, monkeypatch):
     settings.AFTERTOUCH_SILENCE_BACKLOG = 20
     careful = Watcher(chats.store, threading.Event())
     monkeypatch.setattr(careful, "backlog_counts", Every(0))
@@ -125,7 +115,7 @@ def test_watcher_waits_when_backlog_is_full(
     assert before < Touch.objects.count() <= before + 20 + keys.SHARDS
 
 
-def test_late_silence_is_recorded_as_stale(chats: Chats, silence_watcher: Watcher) -> None:
+def test_late_silence_is_recorded_as_stale(chats, silence_watcher):
     chats.user()
     chats.pass_time(60 + 301)
     (claim,) = chats.claim()
@@ -138,26 +128,24 @@ def test_late_silence_is_recorded_as_stale(chats: Chats, silence_watcher: Watche
     ]
 
 
-def test_stopped_watcher_releases_its_claims(chats: Chats, silence_watcher: Watcher) -> None:
+def test_stopped_watcher_releases_its_claims(chats, silence_watcher):
     make_silences(chats, 3)
     claim_silent = chats.store.claim_silent
 
-    def and_stop(*args: Any) -> Any:
+    def and_stop(*args):
         silence_watcher.stop.set()
         return claim_silent(*args)
 
-    chats.store.claim_silent = and_stop  # type: ignore[method-assign]
+    chats.store.claim_silent = and_stop
     silence_watcher.run()
     assert not Event.objects.exists()
     assert len(claim_silent(10, watcher.LEASE).silences) == 3
 
 
-def test_database_outage_delays_watcher_and_loses_nothing(
-    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_outage_delays_watcher_and_loses_nothing(chats, silence_watcher, monkeypatch):
     make_silences(chats, 3)
 
-    def away(*_: Any) -> Any:
+    def away(*_):
         raise OperationalError("gone")
 
     with monkeypatch.context() as broken:
@@ -169,7 +157,7 @@ def test_database_outage_delays_watcher_and_loses_nothing(
     assert Event.objects.count() == 3
 
 
-def test_refused_silence_does_not_block_others(chats: Chats, silence_watcher: Watcher) -> None:
+def test_refused_silence_does_not_block_others(chats, silence_watcher):
     make_silences(chats, 40)
     client = chats.store.server.client
     client.hset(keys.SESSION[keys.shard_of("s7")] + "s7", "u", "x" * 300)
@@ -178,9 +166,7 @@ def test_refused_silence_does_not_block_others(chats: Chats, silence_watcher: Wa
     assert sum(each.in_flight for each in chats.store.shards()) == 1
 
 
-def test_watcher_restores_policies_after_flush(
-    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watcher_restores_policies_after_flush(chats, silence_watcher, monkeypatch):
     """By the watcher itself, where no frame comes that would bring them."""
     monkeypatch.setattr(silence_watcher, "housekeeping", Every(0))
     SilencePolicy.objects.update_or_create(key="vip", defaults={"threshold": timedelta(seconds=180)})
@@ -191,12 +177,10 @@ def test_watcher_restores_policies_after_flush(
     assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(180, abs=60)  # not 60
 
 
-def test_watcher_without_readable_policies_pushes_none(
-    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
+def test_watcher_without_readable_policies_pushes_none(chats, silence_watcher, monkeypatch):
+    asked = []
 
-    def away() -> PolicySet:
+    def away():
         asked.append(True)
         raise OperationalError("gone")
 
@@ -212,9 +196,7 @@ def test_watcher_without_readable_policies_pushes_none(
     assert asked == [True, True]
 
 
-def test_watcher_records_customer_activity(
-    chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watcher_records_customer_activity(chats, silence_watcher, monkeypatch):
     monkeypatch.setattr(silence_watcher, "housekeeping", Every(0))
     now = chats.now
     Customer.objects.create(user_id="bob", last_active_at=now + timedelta(days=1))
@@ -228,7 +210,7 @@ def test_watcher_records_customer_activity(
     assert chats.store.active_users(100) == {}
 
 
-def test_latest_activity_in_several_shards_is_stored(chats: Chats) -> None:
+def test_latest_activity_in_several_shards_is_stored(chats):
     names = [f"s{number}" for number in range(200)]
     low, high = ([each for each in names if keys.shard_of(each) == shard] for shard in (0, keys.SHARDS - 1))
     chats.user(low[0], user_id="ann")
@@ -241,7 +223,7 @@ def test_latest_activity_in_several_shards_is_stored(chats: Chats) -> None:
     assert all(each.last_active_at and each.last_active_at >= later for each in Customer.objects.all())
 
 
-def test_run_once_notes_all_waiting_activity(chats: Chats, silence_watcher: Watcher) -> None:
+def test_run_once_notes_all_waiting_activity(chats, silence_watcher):
     """Not a batch every two seconds: a morning brings more customers than that."""
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(2000)])
     waits = [len(users) for users in chats.store.active_users(10_000).values()]
@@ -252,7 +234,7 @@ def test_run_once_notes_all_waiting_activity(chats: Chats, silence_watcher: Watc
     assert Customer.objects.filter(last_active_at__isnull=False).count() == 2000
 
 
-def await_error(act: Callable[[], None], started: threading.Event, over: threading.Event) -> Exception | None:
+def await_error(act, started, over):
     """Return the error with which `act` ends once it has `started`. A stall before that ends it by the same limit."""
     while not over.is_set():
         try:
@@ -266,14 +248,14 @@ def await_error(act: Callable[[], None], started: threading.Event, over: threadi
 
 
 @pytest.mark.django_db(transaction=True)
-def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch):
     """Its own idle limit ends it, long before the 60 s that other programs may be idle."""
     monkeypatch.setattr(silence_events, "IDLE_MS", 300)
     Customer.objects.create(user_id="ann")
     locked, done = threading.Event(), threading.Event()
-    ended: list[Exception | None] = []
+    ended = []
 
-    def freeze() -> None:
+    def freeze():
         with silence_events.brief_transaction():
             Customer.objects.select_for_update().get(user_id="ann")
             locked.set()
@@ -295,18 +277,16 @@ def test_brief_transaction_of_frozen_watcher_releases_locks(monkeypatch: pytest.
 
 
 @pytest.mark.django_db(transaction=True)
-def test_frozen_copy_is_ended_by_another_watcher(
-    chats: Chats, silence_watcher: Watcher, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frozen_copy_is_ended_by_another_watcher(chats, silence_watcher, settings, monkeypatch):
     """No time limit of PostgreSQL ends it."""
     monkeypatch.setattr(silence_events, "IDLE_MS", 300)
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=1.0)
     Customer.objects.create(user_id="user-0")
     make_silences(chats)
     frozen, done = threading.Event(), threading.Event()
-    ended: list[Exception | None] = []
+    ended = []
 
-    def freeze() -> None:
+    def freeze():
         with silence_events.brief_transaction(), connection.cursor() as cursor:
             Customer.objects.select_for_update().get(user_id="user-0")
             with connection.wrap_database_errors, cursor.copy("COPY scheduling_stage FROM STDIN"):
@@ -325,7 +305,7 @@ def test_frozen_copy_is_ended_by_another_watcher(
     assert [isinstance(error, sql.UNAVAILABLE_ERRORS) for error in ended] == [True]
 
 
-def test_watcher_reports_its_state(chats: Chats, silence_watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_reports_its_state(chats, silence_watcher, monkeypatch):
     monkeypatch.setattr(silence_watcher, "housekeeping", Every(0))
     make_silences(chats, 3)
     silence_watcher.run_once()
@@ -335,9 +315,7 @@ def test_watcher_reports_its_state(chats: Chats, silence_watcher: Watcher, monke
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_once_with_locked_customer_records_others(
-    chats: Chats, silence_watcher: Watcher, settings: Settings
-) -> None:
+def test_run_once_with_locked_customer_records_others(chats, silence_watcher, settings):
     """The locked one is claimed again after the next housekeeping."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Customer.objects.create(user_id="user-1")
@@ -352,9 +330,7 @@ def test_run_once_with_locked_customer_records_others(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_once_with_uncommitted_customer_records_others(
-    chats: Chats, silence_watcher: Watcher, settings: Settings
-) -> None:
+def test_run_once_with_uncommitted_customer_records_others(chats, silence_watcher, settings):
     """The wait ends by its limit, and no customer is found locked."""
     settings.TIMEOUTS = replace(settings.TIMEOUTS, event_lock=0.2)
     Customer.objects.create(user_id="like")

@@ -1,14 +1,10 @@
 """The list of live chats, and one chat with its timeline."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from html import unescape
 
 import pytest
-from django.test import Client
-from pytest_django import Settings
 
 from config.local.processes import select_port
 from scheduling.models import Touch
@@ -19,18 +15,16 @@ from sessions.store import sessions, stats
 from sessions.store.client import StoreUnavailable
 from sessions.store.inbox import Post
 from tests.sessions.admin.conftest import text, url
-from tests.sessions.conftest import Chats
-from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 MINUTE = timedelta(minutes=1)
 
 
-def chat_url(session: str) -> str:
+def chat_url(session):
     return f"{url('silencepolicy_chat')}?session={session}"
 
 
-def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats) -> None:
+def test_list_shows_each_live_chat_with_its_reason(editor, chats):
     chats.policies(vip=Policy(3 * MINUTE, tags=("vip", "new")), sla=Policy(MINUTE, after=CUSTOMER))
     chats.user("armed-chat", tags=("new", "vip"))
     chats.user("waiting-chat", tag="sla")
@@ -48,19 +42,17 @@ def test_list_shows_each_live_chat_with_its_reason(editor: Client, chats: Chats)
     assert "There is no such chat." in text(editor.get(url("silencepolicy_chats"), {"q": "unknown"}))
 
 
-def test_chat_pages_name_a_missing_watcher(editor: Client, chats: Chats) -> None:
+def test_chat_pages_name_a_missing_watcher(editor, chats):
     pages = url("silencepolicy_chats"), chat_url("s1")
     assert all("No watcher has reported" in text(editor.get(page)) for page in pages)
     stats.send_report(chats.store, stats.WatcherReport(), waits=False)
     assert not any("No watcher has reported" in text(editor.get(page)) for page in pages)
 
 
-def test_chat_pages_without_answer_about_watchers_show_chats(
-    editor: Client, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_pages_without_answer_about_watchers_show_chats(editor, chats, monkeypatch):
     """In a cluster the reports lie on one node, and chats on all."""
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise StoreUnavailable("the node is away")
 
     chats.user("s1")
@@ -72,7 +64,7 @@ def test_chat_pages_without_answer_about_watchers_show_chats(
         assert "The live sessions cannot be reached." not in shown
 
 
-def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+def test_chat_page_explains_policy_and_shows_timeline(editor, chats, matrix):
     matrix.node("guide", "session.silent", delay=timedelta(0))
     chats.policies(vip=Policy(MINUTE, tags=("vip",), after=AGENT, version=4))
     chats.user("s 1", tag="vip")
@@ -97,7 +89,7 @@ def test_chat_page_explains_policy_and_shows_timeline(editor: Client, chats: Cha
     assert "Nothing is recorded." in text(editor.get(chat_url("s")))
 
 
-def test_timeline_of_ended_chat_has_its_silences(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+def test_timeline_of_ended_chat_has_its_silences(editor, chats, matrix):
     """A close drops the owner of a session, and a day later the session is gone. The page found no silence then."""
     matrix.node("guide", "session.silent", delay=timedelta(0))
     chats.user("s 1")
@@ -116,7 +108,7 @@ def test_timeline_of_ended_chat_has_its_silences(editor: Client, chats: Chats, m
     assert "Silence, message 1" not in text(editor.get(chat_url("s 1")))
 
 
-def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats: Chats) -> None:
+def test_list_selects_chats_and_finds_one_without_a_timer(editor, chats):
     chats.policies(default=Policy(MINUTE, after=AGENT), vip=Policy(MINUTE, tags=("vip",)))
     chats.user("idle-chat", user_id="bob")
     chats.user("vip-chat", tag="vip")
@@ -132,9 +124,7 @@ def test_list_selects_chats_and_finds_one_without_a_timer(editor: Client, chats:
     assert "the customer wrote last" in text(editor.get(url("silencepolicy_chats"), {"user": "bob"}))
 
 
-def test_list_shows_chats_without_a_timer_among_many_armed(
-    editor: Client, chats: Chats, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_shows_chats_without_a_timer_among_many_armed(editor, chats, monkeypatch):
     monkeypatch.setattr("sessions.admin.chats.MOST_READ", 4)
     chats.policies(default=Policy(MINUTE, after=AGENT), vip=Policy(MINUTE, tags=("vip",)))
     for number in range(6):
@@ -150,7 +140,7 @@ def test_list_shows_chats_without_a_timer_among_many_armed(
     assert "armed-" not in page
 
 
-def test_silences_show_both_kinds_with_outcomes(editor: Client, chats: Chats, matrix: MatrixBuilder) -> None:
+def test_silences_show_both_kinds_with_outcomes(editor, chats, matrix):
     matrix.node("guide", "session.silent", delay=timedelta(0))
     chats.policies(sla=Policy(MINUTE, after=CUSTOMER))
     chats.user("s 1")
@@ -167,7 +157,7 @@ def test_silences_show_both_kinds_with_outcomes(editor: Client, chats: Chats, ma
     assert "Nothing is recorded." in text(editor.get(url("silencepolicy_silences"), {"user": "cid"}))
 
 
-def test_chat_pages_without_redis_show_a_note(editor: Client, settings: Settings) -> None:
+def test_chat_pages_without_redis_show_a_note(editor, settings):
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         for page in (url("silencepolicy_chats"), chat_url("s1")):

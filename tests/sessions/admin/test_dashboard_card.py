@@ -1,15 +1,10 @@
 """Live chats on the overview."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import RequestFactory
 from django.utils.timezone import now
 
 from scheduling.ids import first_id_at
@@ -19,35 +14,31 @@ from sessions.admin.dashboard import live_chats_card
 from sessions.detection.presence import SILENT
 from sessions.store import sessions, stats
 from sessions.store.stats import WatcherReport
-from tests.sessions.conftest import Chats
-from tests.support.matrix import MatrixBuilder
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def cleared_hourly_cache() -> Iterator[None]:
+def cleared_hourly_cache():
     HourlyCache.clear_all()
     yield
     HourlyCache.clear_all()
 
 
 @pytest.fixture
-def ops_request(rf: RequestFactory) -> Any:
+def ops_request(rf):
     request = rf.get("/admin/")
     request.user = User.objects.create_superuser("ops", password="x")
     return request
 
 
-def told(request: Any) -> dict[str, tuple[Any, str]]:
+def told(request):
     found = live_chats_card(request)
     assert found is not None
     return {str(each.words): (each.value, each.tone) for each in found.figures}
 
 
-def test_card_counts_chats_and_marks_missing_and_late_watchers(
-    chats: Chats, ops_request: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_card_counts_chats_and_marks_missing_and_late_watchers(chats, ops_request, monkeypatch):
     monkeypatch.setattr(sessions, "live_store", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
@@ -61,9 +52,7 @@ def test_card_counts_chats_and_marks_missing_and_late_watchers(
 
 
 @pytest.mark.usefixtures("fixed_hour")
-def test_card_charts_silences_and_guide_messages_by_hour(
-    ops_request: Any, monkeypatch: pytest.MonkeyPatch, client: Any, matrix: MatrixBuilder
-) -> None:
+def test_card_charts_silences_and_guide_messages_by_hour(ops_request, monkeypatch, client, matrix):
     monkeypatch.setattr(sessions, "live_store", lambda: sessions._store_of_url("redis://127.0.0.1:1/0"))
     here = now().replace(minute=0, second=0, microsecond=0)
     ann = Customer.objects.create(user_id="ann")
@@ -102,7 +91,7 @@ def test_card_charts_silences_and_guide_messages_by_hour(
     assert (count, [row.type for row in rows]) == (2, [SILENT] * 2)
 
 
-def test_card_without_store_shows_a_note(ops_request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_without_store_shows_a_note(ops_request, monkeypatch):
     away = sessions._store_of_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(sessions, "live_store", lambda: away)
     found = live_chats_card(ops_request)

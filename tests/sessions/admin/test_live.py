@@ -1,16 +1,12 @@
 """The overview of live chats: content, rights, and text during outages."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import select_port
 from sessions.models import Campaign, SilencePolicy
@@ -18,24 +14,24 @@ from sessions.policy import Policy
 from sessions.store import sessions, stats
 from tests.sessions import stopped_clock
 from tests.sessions.admin.conftest import text, url
-from tests.sessions.conftest import Chats, count_nudges
+from tests.sessions.conftest import count_nudges
 
 pytestmark = pytest.mark.django_db
 stopped_chats = stopped_clock.chats
 
 
-def figures(page: str) -> dict[str, str]:
+def figures(page):
     found = re.findall(r'class="[^"]*at-figure[^"]*">\s*([^<]+?)\s*<b>([^<]*)</b>', page)
     return dict(found)
 
 
-def rows(page: str) -> list[list[str]]:
+def rows(page):
     table = page.partition('id="live-policies"')[2].partition("</table>")[0]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
     return [[re.sub("<[^>]+>", "", cell) for cell in row] for row in cells if row]
 
 
-def test_live_page_counts_chats_silences_and_messages_and_names_the_campaign(editor: Client, chats: Chats) -> None:
+def test_live_page_counts_chats_silences_and_messages_and_names_the_campaign(editor, chats):
     chats.policies(vip=Policy(timedelta(minutes=60)))
     for number in range(3):
         chats.user(f"v{number}", tag="vip")
@@ -68,7 +64,7 @@ def test_live_page_counts_chats_silences_and_messages_and_names_the_campaign(edi
     assert "data-live-again" in page
 
 
-def test_live_page_reports_late_or_missing_watchers(editor: Client, chats: Chats) -> None:
+def test_live_page_reports_late_or_missing_watchers(editor, chats):
     chats.user()
     chats.pass_time(75)
     sessions.live_store().clock_offset = chats.store.clock_offset
@@ -80,7 +76,7 @@ def test_live_page_reports_late_or_missing_watchers(editor: Client, chats: Chats
     assert "No watcher has reported" in page
 
 
-def test_live_page_without_store_shows_a_note(editor: Client, settings: Settings) -> None:
+def test_live_page_without_store_shows_a_note(editor, settings):
     settings.REDIS_URL = f"redis://127.0.0.1:{select_port()}/0"
     try:
         page = text(editor.get(url("silencepolicy_live")))
@@ -90,7 +86,7 @@ def test_live_page_without_store_shows_a_note(editor: Client, settings: Settings
     assert (figures(page)["Live chats"], rows(page)) == ("–", [])
 
 
-def test_live_page_draws_pauses_with_threshold(editor: Client, stopped_chats: Chats) -> None:
+def test_live_page_draws_pauses_with_threshold(editor, stopped_chats):
     SilencePolicy.objects.update_or_create(key="default", defaults={"threshold": timedelta(seconds=45)})
     for seconds in (3, 21, 100, 3_000):
         stopped_chats.user()

@@ -1,19 +1,15 @@
 """Ops decide how long silence may last: what they save is checked, remembered, and in the store at once."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
 from scheduling.models import Calendar
 from sessions.models import Campaign, SilencePolicy
 from tests.sessions.admin.conftest import text, url
-from tests.sessions.conftest import Chats
 from tests.support.tables import each_row
 from tests.support.undrawn import read_refusal
 
@@ -32,12 +28,12 @@ SALE = {
 
 
 @pytest.fixture
-def default() -> SilencePolicy:
+def default():
     row, _ = SilencePolicy.objects.get_or_create(key="default", defaults={"threshold": 60 * SECOND})
     return row
 
 
-def test_policy_is_not_restored_beside_one_of_the_same_tags(editor: Client, chats: Chats) -> None:
+def test_policy_is_not_restored_beside_one_of_the_same_tags(editor, chats):
     old = SilencePolicy.objects.create(key="old", tags=["vip"], threshold=60 * SECOND, retired_at=now())
     SilencePolicy.objects.create(key="new", tags=["vip"], threshold=90 * SECOND)
     restore = url("silencepolicy_bring_back", old.pk)
@@ -50,7 +46,7 @@ def test_policy_is_not_restored_beside_one_of_the_same_tags(editor: Client, chat
     assert old.retired_at is None
 
 
-def test_calendar_is_kept_while_the_hours_of_a_policy_name_it(editor: Client) -> None:
+def test_calendar_is_kept_while_the_hours_of_a_policy_name_it(editor):
     """The exported configuration was refused: its policy named no calendar."""
     germany = Calendar.objects.create(key="germany", country="DE")
     window = {"days": ["working"], "from": "09:00", "to": "18:00", "calendar": "germany"}
@@ -68,9 +64,7 @@ def test_calendar_is_kept_while_the_hours_of_a_policy_name_it(editor: Client) ->
         ("key", "default", "already exists"),
     ],
 )  # fmt: skip
-def test_policy_form_shows_errors_at_fields(
-    editor: Client, default: SilencePolicy, field: str, value: str, said: str
-) -> None:
+def test_policy_form_shows_errors_at_fields(editor, default, field, value, said):
     """`test_policies` of the folder above has all limits."""
     errors = read_refusal(editor, url("silencepolicy_add"), {**VIP, field: value})["adminform"].form.errors
     assert list(errors) == [field]
@@ -78,13 +72,13 @@ def test_policy_form_shows_errors_at_fields(
     assert not SilencePolicy.objects.exclude(key="default").exists()
 
 
-def test_list_shows_the_gaps_that_the_store_keeps(editor: Client) -> None:
+def test_list_shows_the_gaps_that_the_store_keeps(editor):
     """A gap does not grow beyond 13 hours."""
     SilencePolicy.objects.create(key="vip", threshold=timedelta(hours=6), growth=4, max_nudges=3)
     assert "6 hours · 19 hours · 1 day 8 hours" in text(editor.get(url("silencepolicy_changelist")))
 
 
-def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
+def test_default_policy_cannot_be_retired_or_renamed(editor, default):
     page = text(editor.get(url("silencepolicy_change", default.pk)))
     assert 'name="key"' not in page
     retire = re.search(r'href="([^"]*retire[^"]*)"', page)
@@ -100,7 +94,7 @@ def test_default_policy_cannot_be_retired_or_renamed(editor: Client, default: Si
     assert editor.post(url("silencepolicy_delete", other.pk), {"post": "yes"}).status_code == 403
 
 
-def test_campaign_is_checked_and_its_history_shows_reason_and_values(editor: Client) -> None:
+def test_campaign_is_checked_and_its_history_shows_reason_and_values(editor):
     for changes, field, said in (
         ({"ends_at_0": "2026-11-10"}, "ends_at", "must be later than starts_at"),
         ({"threshold": "13h"}, "threshold", "between 2s and 12h"),
@@ -116,7 +110,7 @@ def test_campaign_is_checked_and_its_history_shows_reason_and_values(editor: Cli
     assert all(said in history for said in ("calmer", "1m30s"))
 
 
-def test_campaign_list_shows_state(editor: Client) -> None:
+def test_campaign_list_shows_state(editor):
     hour = timedelta(hours=1)
     for key, begins, ends in (("now", -1, 1), ("later", 1, 2), ("past", -2, -1), ("off", -1, 1)):
         at = {"starts_at": now() + begins * hour, "ends_at": now() + ends * hour}

@@ -63,7 +63,7 @@ class Count:
         for user, agent in self.chat_users.chats:
             session = user.client.session
             kept = [entry.cursor for entry in store.messages_since(session, "0-0")]
-            last = store.server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]  # type: ignore[misc]
+            last = store.server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]
             found += [
                 f"{session} {what}"
                 for what in (

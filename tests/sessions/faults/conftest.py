@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -27,7 +26,7 @@ from tests.support.waiting import WAIT_LIMIT
     scope="session",
     params=["single", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("Sentinel", "Cluster"))],
 )
-def shared_chat_stack(request: pytest.FixtureRequest, state_folder: Callable[[str], Path]) -> Iterator[ChatStack]:
+def shared_chat_stack(request, state_folder) -> Iterator[ChatStack]:
     """A stack with each kind of store for live chats."""
     folder = state_folder("chats")
     with ExitStack() as running:
@@ -70,14 +69,14 @@ RunUnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
 @pytest.fixture
-def run_under_load(report_line: Callable[[str], None]) -> RunUnderLoad:
+def run_under_load(report_line) -> RunUnderLoad:
     @contextmanager
     def run_under_load(target: ChatStack, name: str, *nodes: Program, in_order: bool = True) -> Iterator[Run]:
         """Load for the length of the block, then the end of everything, then the count."""
         seed = read_seed()
         print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
         for node in nodes:
-            target.wait(lambda node=node: _answers(node), f"{node.name} answers")  # type: ignore[misc]
+            target.wait(lambda node=node: _answers(node), f"{node.name} answers")
         chance = random.Random(seed)
         chat_users = ChatUsers([node.address for node in nodes], f"{uuid4().hex[:8]}-", CHATS, random.Random(seed + 1))
         run = Run(target, chat_users, chance)
@@ -99,7 +98,7 @@ LoadChats = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Rando
 
 
 @pytest.fixture
-def load_chats(report_line: Callable[[str], None]) -> LoadChats:
+def load_chats(report_line) -> LoadChats:
     @contextmanager
     def load_chats(
         target: ChatStack, name: str, *, rate: float = 20.0, keeps_pinging: bool = False

@@ -1,29 +1,21 @@
 """Live chats on a Redis Cluster of six nodes: a primary is killed, and slots move, while users write."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from redis.crc import key_slot
 
 from sessions.store import client
 from sessions.store.client import StoreUnavailable
-from sessions.store.sessions import Store
-from tests.faults.brokers import RedisServer
-from tests.sessions.faults.chat_load import Chat
-from tests.sessions.faults.chat_stack import ChatStack, run_chat_stack
-from tests.sessions.faults.conftest import LoadChats
-from tests.sessions.redis_cluster import ClusterUnderTest, redis_cluster
+from tests.sessions.faults.chat_stack import run_chat_stack
+from tests.sessions.redis_cluster import redis_cluster
 
 SHARD = 3  #: the one whose slot moves, or whose primary dies
 LEASE = timedelta(seconds=30)
 
 
-def slot_of(key: str) -> int:
+def slot_of(key):
     return key_slot(key.encode())
 
 
@@ -31,7 +23,7 @@ SLOT = slot_of(client.SHARD[SHARD])
 
 
 @pytest.fixture(scope="module")
-def chat_cluster(state_folder: Callable[[str], Path]) -> Iterator[tuple[ClusterUnderTest, ChatStack]]:
+def chat_cluster(state_folder):
     folder = state_folder("chats")
     with (
         redis_cluster(folder / "cluster") as made,
@@ -40,15 +32,13 @@ def chat_cluster(state_folder: Callable[[str], Path]) -> Iterator[tuple[ClusterU
         yield made, target
 
 
-def write_on(target: ChatStack, chats: list[Chat], more: int) -> None:
+def write_on(target, chats, more):
     """Wait until so many more users write."""
     aim = len(chats) + more
     target.wait(lambda: len(chats) >= aim, f"{more} more users write")
 
 
-def test_silences_survive_moving_slots(
-    chat_cluster: tuple[ClusterUnderTest, ChatStack], load_chats: LoadChats, report_line: Callable[[str], None]
-) -> None:
+def test_silences_survive_moving_slots(chat_cluster, load_chats, report_line):
     """Atomically, as Valkey 9 does it, and then key by key, as older servers and Redis do it."""
     made, target = chat_cluster
     with load_chats(target, "a slot moves atomically, and back key by key", rate=40) as (traffic, _):
@@ -66,7 +56,7 @@ def test_silences_survive_moving_slots(
     report_line(f"a slot with {moved} keys moved back in {took:.2f} s · {traffic.refused} batches of frames refused")
 
 
-def move_by_key(made: ClusterUnderTest, slot: int, source: RedisServer, target: RedisServer) -> int:
+def move_by_key(made, slot, source, target):
     """Returns the number of keys."""
     made.ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", made.id_of(source))
     made.ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", made.id_of(target))
@@ -79,9 +69,7 @@ def move_by_key(made: ClusterUnderTest, slot: int, source: RedisServer, target: 
     return moved
 
 
-def test_silences_survive_killed_primary(
-    chat_cluster: tuple[ClusterUnderTest, ChatStack], load_chats: LoadChats, report_line: Callable[[str], None]
-) -> None:
+def test_silences_survive_killed_primary(chat_cluster, load_chats, report_line):
     """The other primaries answer all the time."""
     made, target = chat_cluster
     killed = made.owner_of(SLOT)
@@ -105,7 +93,7 @@ def test_silences_survive_killed_primary(
     target.wait(made.agrees, "the killed node is back as a replica")
 
 
-def takes_frames(store: Store) -> bool:
+def takes_frames(store):
     session = next(name for name in map(str, range(1000)) if client.shard_of(name) == SHARD)
     try:
         store.close(session, "-")

@@ -1,16 +1,10 @@
 """Web nodes and watchers are killed, and clocks jump, during live chats."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Iterator
 
 import pytest
 import requests
 
-from tests.sessions.faults.chat_stack import ChatStack, Program
-from tests.sessions.faults.chat_users import ChatUser
-from tests.sessions.faults.conftest import RunUnderLoad
 from tests.sessions.faults.shifted_clock import set_clock
 from tests.support.waiting import WAIT_LIMIT
 
@@ -18,14 +12,14 @@ RESTARTS = 1012
 
 
 @pytest.fixture
-def chat_stack(shared_chat_stack: ChatStack) -> Iterator[ChatStack]:
+def chat_stack(shared_chat_stack):
     """Guide messages appear in the chats."""
     shared_chat_stack.send_by("inapp")
     yield shared_chat_stack
     shared_chat_stack.send_by("log")
 
 
-def test_clients_reconnect_when_web_node_and_watcher_stop(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
+def test_clients_reconnect_when_web_node_and_watcher_stop(chat_stack, run_under_load):
     """Who was on that node comes back on the other one, and has missed nothing."""
     target = chat_stack
     stays, goes, watcher = target.web("web-a"), target.web("web-b"), target.watcher()
@@ -50,12 +44,12 @@ def test_clients_reconnect_when_web_node_and_watcher_stop(chat_stack: ChatStack,
         assert {client.codes[before] for client, before in moved} == {RESTARTS}
 
 
-def is_on(node: Program, person: ChatUser) -> bool:
+def is_on(node, person):
     return person.client.node == node.address and person.client.connected.is_set()
 
 
 @pytest.mark.campaign
-def test_twenty_node_stops_lose_no_message(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
+def test_twenty_node_stops_lose_no_message(chat_stack, run_under_load):
     """Asked to end or killed, one of them at a time, and started again."""
     target = chat_stack
     programs = {"web-a": target.web("web-a"), "web-b": target.web("web-b"), "watcher": target.watcher()}
@@ -78,7 +72,7 @@ def test_twenty_node_stops_lose_no_message(chat_stack: ChatStack, run_under_load
             pass
 
 
-def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack: ChatStack, run_under_load: RunUnderLoad) -> None:
+def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack, run_under_load):
     """A web node, all watchers and all workers are half a minute ahead, and then behind: nothing comes early or twice.
     While the workers are behind, everything comes as much later."""
     target, clock = chat_stack, chat_stack.stack.state_dir / "clock"
@@ -94,7 +88,7 @@ def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack: ChatStack, 
                 run.go_on()
                 for seconds in (30, -15):
                     set_clock(clock, seconds)
-                    target.wait(lambda seconds=seconds: abs(skew(odd) - abs(seconds)) < 5, "it says so")  # type: ignore[misc]
+                    target.wait(lambda seconds=seconds: abs(skew(odd) - abs(seconds)) < 5, "it says so")
                     run.go_on()
                 target.wait(lambda: skew(right) < 5, "the other node says that its clock is right")
     finally:
@@ -102,7 +96,7 @@ def test_clock_jump_of_node_sends_nothing_early_or_twice(chat_stack: ChatStack, 
             target.stack.start(program)
 
 
-def skew(node: Program) -> float:
+def skew(node):
     """Return the node's reported distance from the database's clock, in seconds."""
     found = requests.get(f"http://{node.address}/health/ready", timeout=WAIT_LIMIT).json()
     return float(found["database"].get("clock_skew_seconds", 0))

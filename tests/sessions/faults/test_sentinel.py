@@ -1,21 +1,16 @@
 """The primary behind three Sentinels is killed: store, inboxes, channel layer and broker go over to its replica."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.faults.brokers import RedisServer, Sentinels, sentinels
-from tests.sessions.faults.chat_stack import ChatStack, Program, is_replica, run_chat_stack
-from tests.sessions.faults.conftest import Run, RunUnderLoad
+from tests.faults.brokers import sentinels
+from tests.sessions.faults.chat_stack import is_replica, run_chat_stack
 
 
 @contextmanager
-def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Program]]:
+def chat_stack(folder):
     """Servers behind Sentinels, two web nodes and two watchers."""
     with ExitStack() as stack:
         watched = stack.enter_context(sentinels(folder / "redis"))
@@ -27,7 +22,7 @@ def chat_stack(folder: Path) -> Iterator[tuple[Sentinels, ChatStack, Program, Pr
         yield watched, made, one, other
 
 
-def kill_primary(watched: Sentinels, run: Run) -> RedisServer:
+def kill_primary(watched, run):
     """Wait until everything goes on, and note how long it took. Returns who was killed."""
     silences, struck_at = run.silences(), time.monotonic()
     killed = watched.kill_primary()
@@ -43,9 +38,7 @@ def kill_primary(watched: Sentinels, run: Run) -> RedisServer:
     return killed
 
 
-def test_sentinel_failover_keeps_chats_and_silences(
-    state_folder: Callable[[str], Path], run_under_load: RunUnderLoad
-) -> None:
+def test_sentinel_failover_keeps_chats_and_silences(state_folder, run_under_load):
     with (
         chat_stack(state_folder("chats")) as (watched, made, one, other),
         run_under_load(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
@@ -56,9 +49,7 @@ def test_sentinel_failover_keeps_chats_and_silences(
 
 
 @pytest.mark.campaign
-def test_repeated_sentinel_failovers_keep_chats_and_silences(
-    state_folder: Callable[[str], Path], run_under_load: RunUnderLoad
-) -> None:
+def test_repeated_sentinel_failovers_keep_chats_and_silences(state_folder, run_under_load):
     with (
         chat_stack(state_folder("chats")) as (watched, made, one, other),
         run_under_load(made, "Sentinel fail-over, 4 times", one, other, in_order=False) as run,
@@ -67,4 +58,4 @@ def test_repeated_sentinel_failovers_keep_chats_and_silences(
             run.go_on()
             killed = kill_primary(watched, run)
             killed.start()
-            made.wait(lambda killed=killed: is_replica(killed), "it is back as a replica")  # type: ignore[misc]
+            made.wait(lambda killed=killed: is_replica(killed), "it is back as a replica")

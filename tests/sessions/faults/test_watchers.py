@@ -1,11 +1,7 @@
 """Two watchers and a worker on real servers, killed at random points: each silence gives one message or one reason."""
 
-from __future__ import annotations
-
-import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -18,22 +14,18 @@ from config.local.processes import wait_until
 from sessions.detection.watcher import LEASE
 from sessions.store import client, stats
 from sessions.store.client import Server
-from tests.sessions.faults.chat_load import ChatTraffic, list_timer_starts
-from tests.sessions.faults.chat_stack import ChatStack, Program
-from tests.sessions.faults.conftest import LoadChats
+from tests.sessions.faults.chat_load import list_timer_starts
 from tests.support.waiting import WAIT_LIMIT
-
-ChatLoad = Callable[..., AbstractContextManager[tuple[ChatTraffic, random.Random]]]
 
 
 class Watchers:
     """The stack's watcher, restarted when it dies, and a second one of the test."""
 
-    def __init__(self, target: ChatStack) -> None:
+    def __init__(self, target):
         self.target = target
-        self.second: Program = target.watcher()
+        self.second = target.watcher()
 
-    def kill_one(self, chance: random.Random) -> None:
+    def kill_one(self, chance):
         if chance.random() < 0.5:
             self.second.kill()
             self.second = self.target.watcher()
@@ -44,7 +36,7 @@ class Watchers:
 
 
 @pytest.fixture
-def two_watchers(shared_chat_stack: ChatStack) -> Iterator[Watchers]:
+def two_watchers(shared_chat_stack):
     made = Watchers(shared_chat_stack)
     try:
         shared_chat_stack.await_watcher(made.second)
@@ -55,11 +47,11 @@ def two_watchers(shared_chat_stack: ChatStack) -> Iterator[Watchers]:
 
 
 @pytest.fixture
-def chat_load(two_watchers: Watchers, load_chats: LoadChats) -> ChatLoad:
+def chat_load(two_watchers, load_chats):
     return partial(load_chats, two_watchers.target)
 
 
-def test_silences_survive_killed_watchers(two_watchers: Watchers, chat_load: ChatLoad) -> None:
+def test_silences_survive_killed_watchers(two_watchers, chat_load):
     with chat_load("kill -9 watcher, 3 points") as (_, chance):
         for _ in range(3):
             time.sleep(chance.uniform(0.3, 1.5))
@@ -67,14 +59,14 @@ def test_silences_survive_killed_watchers(two_watchers: Watchers, chat_load: Cha
 
 
 @pytest.mark.campaign
-def test_silences_survive_twenty_killed_watchers(two_watchers: Watchers, chat_load: ChatLoad) -> None:
+def test_silences_survive_twenty_killed_watchers(two_watchers, chat_load):
     with chat_load("kill -9 watcher, 20 points", rate=60) as (_, chance):
         for _ in range(20):
             time.sleep(chance.uniform(0.3, 3.0))
             two_watchers.kill_one(chance)
 
 
-def test_silences_survive_postgresql_outage(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+def test_silences_survive_postgresql_outage(shared_chat_stack, chat_load):
     with chat_load("PostgreSQL killed, then out of reach for 10 s") as (_, chance):
         time.sleep(chance.uniform(1.0, 3.0))
         killed = shared_chat_stack.stack.kill("PostgreSQL")
@@ -94,14 +86,14 @@ def test_silences_survive_postgresql_outage(shared_chat_stack: ChatStack, chat_l
         time.sleep(2)
 
 
-def test_silences_survive_killed_store(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+def test_silences_survive_killed_store(shared_chat_stack, chat_load):
     with chat_load("kill -9 of the Valkey of live chats") as (_, chance):
         time.sleep(chance.uniform(2.0, 4.0))
         shared_chat_stack.kill_store()
         time.sleep(3)
 
 
-def test_sessions_are_armed_again_after_flush(shared_chat_stack: ChatStack, chat_load: ChatLoad) -> None:
+def test_sessions_are_armed_again_after_flush(shared_chat_stack, chat_load):
     """Present users are armed again by the next ping. Silences that were not recorded yet are lost."""
     with chat_load("FLUSHALL", keeps_pinging=True) as (traffic, chance):
         time.sleep(chance.uniform(2.0, 4.0))
@@ -114,9 +106,7 @@ def test_sessions_are_armed_again_after_flush(shared_chat_stack: ChatStack, chat
         assert wait_until(lambda: there <= list_timer_starts(traffic).keys(), WAIT_LIMIT)
 
 
-def test_frozen_watcher_is_taken_over(
-    two_watchers: Watchers, chat_load: ChatLoad, report_line: Callable[[str], None]
-) -> None:
+def test_frozen_watcher_is_taken_over(two_watchers, chat_load, report_line):
     """It freezes inside its transaction. The other one waits for its lease, and records what it had claimed."""
     target = two_watchers.target
     with chat_load("SIGSTOP watcher"):
@@ -149,11 +139,11 @@ TAKEN_WITHIN = timedelta(seconds=30)  #: from the claim, by Redis, to the event,
 LOOK = 0.2  #: seconds that a look of `wait_and_measure` takes at most, with its pause
 
 
-def wait_and_measure(target: ChatStack, happened: Callable[[], bool]) -> timedelta:
+def wait_and_measure(target, happened):
     """Wait for the other watcher. Return for how long the machine delayed the looks, and so the watcher."""
     late, looked_at = 0.0, time.monotonic()
 
-    def look() -> bool:
+    def look():
         nonlocal late, looked_at
         found, now = happened(), time.monotonic()
         late, looked_at = late + max(0.0, now - looked_at - LOOK), now
@@ -163,7 +153,7 @@ def wait_and_measure(target: ChatStack, happened: Callable[[], bool]) -> timedel
     return timedelta(seconds=late)
 
 
-def count_overdue(target: ChatStack) -> int:
+def count_overdue(target):
     """Return how many deadlines have passed without a claim."""
     server, now_ms = target.store().server, int(time.time() * 1000)
     found = server.ask(lambda pipe: [pipe.zcount(key, "-inf", now_ms) for key in client.DUE])
@@ -171,7 +161,7 @@ def count_overdue(target: ChatStack) -> int:
     return sum(found)
 
 
-def claimed_silences(target: ChatStack) -> dict[str, datetime]:
+def claimed_silences(target):
     """Return the event ids of the silences in flight, with the instants of their claims."""
     store = target.store()
     found = store.server.ask(lambda pipe: [pipe.zrange(key, 0, -1, withscores=True) for key in client.INFLIGHT])
@@ -181,7 +171,7 @@ def claimed_silences(target: ChatStack) -> dict[str, datetime]:
     return {f"{each.session_id}:{each.armed_at}": leased_until[each.session_id] - LEASE for each in armed}
 
 
-def recorded(target: ChatStack, event_ids: list[str]) -> int:
+def recorded(target, event_ids):
     """Return how many of these silences are recorded, or a later one of their chat: a user may have written again."""
     return int(target.sql(_RECORDED, [event_ids])[0][0])
 
@@ -197,7 +187,7 @@ WHERE EXISTS (
 """
 
 
-def test_stopped_watcher_leaves_silences_to_the_other(two_watchers: Watchers, chat_load: ChatLoad) -> None:
+def test_stopped_watcher_leaves_silences_to_the_other(two_watchers, chat_load):
     target = two_watchers.target
     with chat_load("SIGTERM watcher"):
         for _ in range(3):

@@ -5,9 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-import redis
 import requests
-from pytest_django import DjangoDbBlocker
 
 from scheduling.management.commands.bootstrap import EVENT_TYPES
 from scheduling.models import EventType, Scope
@@ -19,27 +17,27 @@ from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture
-def initial_rows(transactional_db: None, valkey: redis.Redis) -> None:
+def initial_rows(transactional_db, valkey) -> None:
     """The initial event types. Without jitter each frame moves the deadline on."""
     SilencePolicy.objects.update(jitter=timedelta(0))
     EventType.objects.bulk_create(EventType(key=key, name=name, is_activity=own) for key, name, own in EVENT_TYPES)
 
 
 @pytest.fixture(scope="session")
-def address(web_process: str) -> str:
+def address(web_process) -> str:
     """The address of the web process without the scheme."""
     return web_process.removeprefix("http://")
 
 
 @pytest.fixture(scope="session")
-def second_address(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def second_address(django_db_setup, django_db_blocker) -> Iterator[str]:
     """Another process. Pages of other origins than its shop's are refused there."""
     with django_db_blocker.unblock(), web(AFTERTOUCH_SOCKET_ORIGINS="https://Shop.example.com") as address:
         yield address
 
 
 @pytest.fixture
-def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]:
+def open_page(address, initial_rows) -> Iterator[Callable[..., Page]]:
     """Open one side of a session and wait until it is in."""
     opened: list[Page] = []
 
@@ -60,5 +58,5 @@ def open_page(address: str, initial_rows: None) -> Iterator[Callable[..., Page]]
 
 
 @pytest.fixture
-def api(address: str, initial_rows: None) -> Client:
+def api(address, initial_rows) -> Client:
     return Client(f"http://{address}", commands.create_api_key("gateway", Scope.values))

@@ -1,12 +1,8 @@
 """Revoked tokens, origins, and frames above the rate of a connection."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 
 import pytest
-import redis
 from websockets.exceptions import ConnectionClosed
 
 from sessions import tokens
@@ -14,7 +10,6 @@ from sessions.frames import Frame
 from sessions.store import client
 from sessions.store.sessions import live_store
 from sessions.websocket import connection
-from tests.scheduling.api.serving import Client
 from tests.sessions.websocket.test_consumer import deadline
 from tests.sessions.websocket.test_limits import end_of, page, run, until
 from tests.sessions.websocket.web_processes import Page
@@ -22,13 +17,11 @@ from tests.sessions.websocket.web_processes import Page
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def issue(api: Client, session: str = "s1", role: str = "user") -> str:
+def issue(api, session="s1", role="user"):
     return str(api("POST", f"/sessions/{session}/token", {"user_id": "ann", "role": role}).json()["token"])
 
 
-def test_revoked_token_closes_sockets_of_all_processes(
-    api: Client, second_address: str, open_page: Callable[..., Page]
-) -> None:
+def test_revoked_token_closes_sockets_of_all_processes(api, second_address, open_page):
     old = issue(api)
     with Page(second_address, token=old) as second:
         pages = [open_page(token=old), second]
@@ -43,19 +36,19 @@ def test_revoked_token_closes_sockets_of_all_processes(
     assert agent.close_code() == (4401, "token: revoked")
 
 
-def test_revocation_without_notification_closes_socket(api: Client, open_page: Callable[..., Page]) -> None:
+def test_revocation_without_notification_closes_socket(api, open_page):
     """The channel layer lost the notification; the process reads revocations itself."""
     page = open_page(token=issue(api))
     tokens.revoke_tokens(live_store().server, "s1", ["user"])
     assert page.close_code() == (4401, "token: revoked")
 
 
-def test_connections_racing_a_revocation_all_end(api: Client, address: str) -> None:
+def test_connections_racing_a_revocation_all_end(api, address):
     """A socket either finds the revocation when it connects or is open when the notification arrives."""
     tokens = [issue(api, f"s{number}") for number in range(8)]
     go, ends = threading.Barrier(9), []
 
-    def connect(number: int) -> None:
+    def connect(number):
         go.wait()
         with Page(address, f"s{number}", token=tokens[number]) as page:
             ends.append(page.close_code())
@@ -71,7 +64,7 @@ def test_connections_racing_a_revocation_all_end(api: Client, address: str) -> N
     assert ends == [(4401, "token: revoked")] * 8
 
 
-def test_revocation_is_later_than_clock_that_went_back(valkey: redis.Redis) -> None:
+def test_revocation_is_later_than_clock_that_went_back(valkey):
     server = live_store().server
     shard = client.shard_of("s1")
     latest = int(valkey.time()[0] + 600) * 1_000_000
@@ -85,7 +78,7 @@ def test_revocation_is_later_than_clock_that_went_back(valkey: redis.Redis) -> N
     assert [each.session_id for each in found[shard]] == ["s1"]
 
 
-def test_origin_list_limits_pages(initial_rows: None, second_address: str) -> None:
+def test_origin_list_limits_pages(initial_rows, second_address):
     answers = {}
     for origin in ("https://shop.example.com", "https://evil.example.com", "null", None):
         with Page(second_address, origin=origin) as page:
@@ -98,16 +91,14 @@ def test_origin_list_limits_pages(initial_rows: None, second_address: str) -> No
     }  # fmt: skip
 
 
-def test_customer_frame_above_rate_renews_session(
-    initial_rows: None, valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_customer_frame_above_rate_renews_session(initial_rows, valkey, monkeypatch):
     monkeypatch.setattr(connection, "BURST", 0.0)
     monkeypatch.setattr(connection, "RATE", 0.0)
     live_store().note_activity([Frame("s1", "ann", "c1")])
     early = deadline() - 20_000
     valkey.zadd(client.DUE[client.shard_of("s1")], {"s1": early})
 
-    async def scene() -> None:
+    async def scene():
         async with page() as (wire, _):
             wire.said.put_nowait({"type": "websocket.receive", "text": '{"type": "message", "text": "hi"}'})
             assert (await end_of(wire))["code"] == 4429

@@ -1,16 +1,10 @@
 """A page that catches up during new messages: one consumer in this process, with controlled timing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from typing import Any
 
-import pytest
-import redis
-
-from sessions.store.inbox import Entry, Post
+from sessions.store.inbox import Post
 from sessions.store.sessions import Store, live_store
 from sessions.websocket import hub
 from sessions.websocket.consumer import SessionConsumer
@@ -22,10 +16,10 @@ from tests.support.waiting import WAIT_LIMIT
 class Listening(SessionConsumer):
     """Signal each received frame."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.heard_it = asyncio.Event()
 
-    def on_notification(self, told: dict[str, Any]) -> None:
+    def on_notification(self, told):
         super().on_notification(told)
         self.heard_it.set()
 
@@ -33,13 +27,13 @@ class Listening(SessionConsumer):
 class RecordedSocket:
     """The other end of its connection."""
 
-    def __init__(self) -> None:
-        self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    def __init__(self):
+        self.said = asyncio.Queue()
+        self.heard = asyncio.Queue()
         self.said.put_nowait({"type": "websocket.connect"})
 
-    async def texts(self, count: int) -> list[str]:
-        found: list[str] = []
+    async def texts(self, count):
+        found = []
         while len(found) < count:
             message = await self.heard.get()
             frame = json.loads(message.get("text", "{}"))
@@ -48,30 +42,30 @@ class RecordedSocket:
         return found
 
 
-def scope(session: str) -> dict[str, Any]:
+def scope(session):
     return {
         "type": "websocket", "path": "", "headers": [], "query_string": f"token={token(session)}&cursor=0".encode(),
         "url_route": {"kwargs": {"session_id": session}},
     }  # fmt: skip
 
 
-def test_message_during_empty_inbox_read_is_delivered(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_during_empty_inbox_read_is_delivered(valkey, monkeypatch):
     """Without a ping: the read was empty, and another message was announced before the result arrived."""
     since, empty, go_on = Store.messages_since, threading.Event(), threading.Event()
 
-    def held(self: Store, *args: Any) -> list[Entry]:
+    def held(self, *args):
         found = since(self, *args)
         if not found and not empty.is_set():
             empty.set()
             assert go_on.wait(WAIT_LIMIT)
         return found
 
-    async def send_frame(text: str) -> None:
+    async def send_frame(text):
         post = Post("s1", text, "agent", text)
         (posted,) = await asyncio.to_thread(live_store().put_messages, [post])
         await hub.hub().notify("s1", hub.message_notification(post, posted))
 
-    async def look() -> list[str]:
+    async def look():
         page, consumer = RecordedSocket(), Listening()
         await send_frame("before")
         running = asyncio.create_task(consumer(scope("s1"), page.said.get, page.heard.put))

@@ -1,10 +1,6 @@
 """The Python client against a real web process, which is killed under it."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import aiohttp
 import pytest
@@ -12,34 +8,34 @@ import pytest
 from examples.chat_client import ConnectionEnded, SessionClient
 from scheduling.models import Event
 from tests.scheduling.api.serving import Gate, cloud_event
-from tests.sessions.websocket.web_processes import Page, token
+from tests.sessions.websocket.web_processes import token
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_client(monkeypatch):
     """A client that reconnects because the machine stalls repeats messages."""
     monkeypatch.setattr("examples.chat_client.ANSWER_TIMEOUT", WAIT_LIMIT)
 
 
-async def new_token(role: str = "agent") -> str:
+async def new_token(role="agent"):
     return token(role=role)
 
 
-async def next_frame(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
+async def next_frame(frames, type, **wanted):
     async with asyncio.timeout(WAIT_LIMIT):
         while True:
-            frame: dict[str, Any] = await anext(frames)
+            frame = await anext(frames)
             if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
                 return frame
 
 
-def test_client_sends_and_receives_messages_and_events(address: str, open_page: Callable[..., Page]) -> None:
+def test_client_sends_and_receives_messages_and_events(address, open_page):
     ann = open_page()
 
-    async def gateway() -> None:
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             frames = aiter(chat)
@@ -57,13 +53,13 @@ def test_client_sends_and_receives_messages_and_events(address: str, open_page: 
     assert Event.objects.filter(event_id="e1").exists()
 
 
-def test_client_after_lost_connection_sends_each_message_once(address: str, open_page: Callable[..., Page]) -> None:
+def test_client_after_lost_connection_sends_each_message_once(address, open_page):
     """Its connection is cut; both sides write during that time."""
     ann = open_page()
     gate = Gate(int(address.split(":")[1]))
 
-    async def gateway() -> list[str]:
-        heard: list[str] = []
+    async def gateway():
+        heard = []
         async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             frames = aiter(chat)
@@ -84,11 +80,11 @@ def test_client_after_lost_connection_sends_each_message_once(address: str, open
     assert not [frame for frame in ann.received_frames() if frame["type"] == "message"]
 
 
-def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable[..., Page]) -> None:
+def test_client_keeps_order_while_reconnecting(address, open_page):
     """An earlier seq that came later would be ignored."""
     bob = open_page(role="agent")
 
-    async def gateway() -> None:
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             for number in range(3):
                 await chat.message(f"before {number}", seq=number)
@@ -105,10 +101,10 @@ def test_client_keeps_order_while_reconnecting(address: str, open_page: Callable
     assert [frame["seq"] for frame in heard] == [0, 1, 2, 3]  # none had been sent before
 
 
-def test_client_repeats_messages_within_server_rate(address: str, initial_rows: None) -> None:
+def test_client_repeats_messages_within_server_rate(address, initial_rows):
     """Each reconnect would be refused."""
 
-    async def gateway() -> None:
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
             async with asyncio.timeout(WAIT_LIMIT):
@@ -121,12 +117,10 @@ def test_client_repeats_messages_within_server_rate(address: str, initial_rows: 
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
-def test_client_resends_unstored_message_after_later_seq(
-    address: str, open_page: Callable[..., Page], reconnects: bool
-) -> None:
+def test_client_resends_unstored_message_after_later_seq(address, open_page, reconnects):
     bob = open_page(role="agent")
 
-    async def gateway() -> None:
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
@@ -143,10 +137,10 @@ def test_client_resends_unstored_message_after_later_seq(
     assert [bob.receive_until("message")["text"] for _ in range(2)] == ["two", "one"]
 
 
-async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
+async def not_stored(chat, text, seq):
     """Make Redis unavailable for this call when it arrives."""
 
-    async def lost(_: str) -> None: ...
+    async def lost(_): ...
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat._socket, "send_str", lost)
@@ -155,8 +149,8 @@ async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
         return await chat.message(text, seq=seq)
 
 
-def test_client_drops_refused_messages(address: str, initial_rows: None) -> None:
-    async def gateway() -> None:
+def test_client_drops_refused_messages(address, initial_rows):
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", lambda: new_token("user")) as chat:
             frames = aiter(chat)
             await next_frame(frames, "ack", id=await chat.message("two", seq=2))
@@ -168,14 +162,14 @@ def test_client_drops_refused_messages(address: str, initial_rows: None) -> None
     asyncio.run(gateway())
 
 
-def test_client_reconnects_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_reconnects_without_limit(monkeypatch):
     monkeypatch.setattr("examples.chat_client.LONGEST_PAUSE", 0)
     tries = 0
 
-    async def gateway() -> None:
+    async def gateway():
         often = asyncio.Event()
 
-        async def away() -> str:
+        async def away():
             nonlocal tries
             tries += 1
             if tries > 1_100:
@@ -188,11 +182,11 @@ def test_client_reconnects_without_limit(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(gateway())
 
 
-def test_client_raises_error_of_token_function() -> None:
-    async def odd() -> str:
+def test_client_raises_error_of_token_function():
+    async def odd():
         raise KeyError("no token in the answer")
 
-    async def gateway() -> None:
+    async def gateway():
         async with SessionClient("http://127.0.0.1:9", "s1", odd) as chat, asyncio.timeout(WAIT_LIMIT):
             async for _ in chat:
                 pass
@@ -201,8 +195,8 @@ def test_client_raises_error_of_token_function() -> None:
         asyncio.run(gateway())
 
 
-def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..., Page]) -> None:
-    async def gateway() -> list[Any]:
+def test_client_ends_when_session_is_closed(address, open_page):
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             await chat.close_session()
@@ -212,8 +206,8 @@ def test_client_ends_when_session_is_closed(address: str, open_page: Callable[..
     assert asyncio.run(gateway()) == []
 
 
-def test_client_raises_on_refused_frame(address: str, initial_rows: None) -> None:
-    async def gateway() -> None:
+def test_client_raises_on_refused_frame(address, initial_rows):
+    async def gateway():
         async with SessionClient(f"http://{address}", "s1", new_token) as chat:
             await asyncio.wait_for(chat.connected.wait(), WAIT_LIMIT)
             await chat.sign("shout")

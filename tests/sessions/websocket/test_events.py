@@ -1,33 +1,24 @@
 """Events of a customer's page cannot affect others."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from scheduling.models import Event, EventType, Touch
-from tests.scheduling.api.serving import Client, cloud_event
-from tests.sessions.websocket.web_processes import Page
-from tests.support.matrix import MatrixBuilder
+from tests.scheduling.api.serving import cloud_event
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Open = Callable[..., Page]
 
-
-def order(source: str, **changes: Any) -> dict[str, Any]:
+def order(source, **changes):
     return cloud_event("o1", source=source, type="order.paid", **changes)
 
 
-def ack(page: Page, event: dict[str, Any]) -> dict[str, Any]:
+def ack(page, event):
     page.send_frame("event", event=event, id="x")
     return page.receive_until("ack", id="x")
 
 
-def refused(page: Page, event: dict[str, Any]) -> str:
+def refused(page, event):
     """The field that is wrong."""
     page.send_frame("event", event=event, id="x")
     error = page.receive_until("error", id="x")
@@ -35,7 +26,7 @@ def refused(page: Page, event: dict[str, Any]) -> str:
     return str(error["errors"][0]["field"])
 
 
-def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix: MatrixBuilder) -> None:
+def test_page_event_cannot_block_real_event(open_page, api, matrix):
     """An event with the id of the next order would block the real one and its effects."""
     matrix.node("guide", "order.paid")
     for source in ("/orders", "/sessions", "/sessions/s2/user", "/sessions/s1/agent"):
@@ -49,7 +40,7 @@ def test_page_event_cannot_block_real_event(open_page: Open, api: Client, matrix
     ]  # fmt: skip
 
 
-def test_page_event_does_not_show_touches_of_others(open_page: Open, api: Client, matrix: MatrixBuilder) -> None:
+def test_page_event_does_not_show_touches_of_others(open_page, api, matrix):
     matrix.node("guide", "order.paid")
     (real,) = api.event(order("/orders", subject="eve")).json()["events"]
     found = ack(open_page(), order("/orders"))
@@ -59,7 +50,7 @@ def test_page_event_does_not_show_touches_of_others(open_page: Open, api: Client
 
 
 @pytest.mark.parametrize("role", ["user", "agent"])
-def test_page_event_is_limited_to_chat_of_token(open_page: Open, role: str) -> None:
+def test_page_event_is_limited_to_chat_of_token(open_page, role):
     ann = open_page(role=role)
     for chat in ("c2", 1, ["c1"]):
         assert refused(ann, cloud_event(data={"chat_id": chat})) == "event.data.chat_id"
@@ -71,7 +62,7 @@ def test_page_event_is_limited_to_chat_of_token(open_page: Open, role: str) -> N
 
 
 @pytest.mark.parametrize("role", ["user", "agent"])
-def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, role: str) -> None:
+def test_page_event_of_unknown_type_is_refused(open_page, api, role):
     """There is room for 2,000. A full list would refuse every new type, also of clients with a key."""
     ann = open_page(role=role)
     before = EventType.objects.count()
@@ -82,12 +73,12 @@ def test_page_event_of_unknown_type_is_refused(open_page: Open, api: Client, rol
 
 
 @each_row("kind", ["customer.inactive", "complaint.received", "session.silent"])
-def test_user_event_of_reserved_type_is_refused(open_page: Open, kind: str) -> None:
+def test_user_event_of_reserved_type_is_refused(open_page, kind):
     """No complaints either: enough of them would stop a text for all customers."""
     assert refused(open_page(), cloud_event(type=kind)) == "event.type"
     assert not Event.objects.exists()
 
 
-def test_agent_may_report_complaint(open_page: Open) -> None:
+def test_agent_may_report_complaint(open_page):
     assert ack(open_page(role="agent"), cloud_event(type="complaint.received"))["duplicate"] is False
     assert Event.objects.get().customer.opted_out

@@ -1,19 +1,14 @@
 """The stream of a gateway: acknowledgements, repeats, back-pressure, keys, and killed web processes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
 
 import pytest
-import redis
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from django.utils.timezone import now
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from examples.gateway_client import GatewayClient, StreamEnded
 from scheduling.models import ApiKey
@@ -24,7 +19,7 @@ from sessions.websocket.gateway import GatewayConsumer
 from tests.scheduling.api.serving import address_of, listening, web_on
 from tests.sessions.refusing_server import REFUSALS, refuse_writes
 from tests.sessions.websocket.test_catch_up import RecordedSocket
-from tests.sessions.websocket.test_limits import HeldWriter, held_writer, run, until
+from tests.sessions.websocket.test_limits import held_writer, run, until
 from tests.sessions.websocket.web_processes import Page
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
@@ -36,24 +31,21 @@ ANN = {"session_id": "s1", "user_id": "ann", "kind": "message"}
 
 
 class Stream(Page):
-    def __init__(self, address: str, key: str) -> None:
-        self.socket: ClientConnection = connect(
+    def __init__(self, address, key):
+        self.socket = connect(
             f"ws://{address}/ws/v1/gateway", open_timeout=WAIT_LIMIT, compression=None,
             additional_headers={"Authorization": f"Bearer {key}"},
         ).__enter__()  # fmt: skip
 
-    def send_batch(self, n: Any, frames: Any) -> None:
+    def send_batch(self, n, frames):
         self.socket.send(json.dumps({"n": n, "frames": frames}))
 
 
-Open = Callable[..., Stream]
-
-
 @pytest.fixture
-def open_stream(address: str, initial_rows: None) -> Iterator[Open]:
-    opened: list[Stream] = []
+def open_stream(address, initial_rows):
+    opened = []
 
-    def open_stream(key: str = "") -> Stream:
+    def open_stream(key=""):
         opened.append(Stream(address, key or commands.create_api_key(f"gateway {len(opened)}", ["sessions"])))
         return opened[-1]
 
@@ -62,7 +54,7 @@ def open_stream(address: str, initial_rows: None) -> Iterator[Open]:
         each.socket.close()
 
 
-def test_batches_are_acknowledged_with_their_outcomes(open_stream: Open) -> None:
+def test_batches_are_acknowledged_with_their_outcomes(open_stream):
     stream = open_stream()
     assert stream.receive() == {"type": "welcome", "most_frames": 500}
     bob = {"session_id": "s2", "user_id": "bob"}
@@ -81,7 +73,7 @@ def test_batches_are_acknowledged_with_their_outcomes(open_stream: Open) -> None
     ['{"n": 3, "frames": []}', '{"n": "4", "frames": []}', '{"n": 4}', "[]", "x", '{"n": 4, "x": "\\u0000"}',
      json.dumps({"n": 4, "frames": [ANN] * 501})],
 )  # fmt: skip
-def test_invalid_batch_closes_stream(open_stream: Open, text: str) -> None:
+def test_invalid_batch_closes_stream(open_stream, text):
     stream = open_stream()
     stream.send_batch(3, [ANN])
     stream.receive_until("ack", n=3)
@@ -94,7 +86,7 @@ def test_invalid_batch_closes_stream(open_stream: Open, text: str) -> None:
     [{"session_id": 7}, {"user_id": None}, {"kind": []}, {"from": {}}, {"seq": True}, {"epoch": {}}, {"tags": 1},
      {"tags": None}, {"tags": ""}, {"tags": {}}, {"spoken": 1}],
 )  # fmt: skip
-def test_frame_with_member_of_wrong_type_is_refused(open_stream: Open, member: dict[str, Any]) -> None:
+def test_frame_with_member_of_wrong_type_is_refused(open_stream, member):
     stream = open_stream()
     stream.send_batch(1, [ANN | member, ANN])
     answer = stream.receive_until("ack")
@@ -102,7 +94,7 @@ def test_frame_with_member_of_wrong_type_is_refused(open_stream: Open, member: d
     assert [(each["place"], each["errors"][0]["field"]) for each in answer["refused"]] == [(0, *member)]
 
 
-def test_frame_that_cannot_be_stored_is_refused_alone(open_stream: Open) -> None:
+def test_frame_that_cannot_be_stored_is_refused_alone(open_stream):
     """A gateway that lost its connection for it would send it again, for ever."""
     stream = open_stream()
     frames = [ANN | {"user_id": "\0"}, ANN, ANN | {"\ud800": 1}, ANN | {"tags": [2**70]}]
@@ -114,12 +106,12 @@ def test_frame_that_cannot_be_stored_is_refused_alone(open_stream: Open) -> None
     ]  # fmt: skip
 
 
-def test_stream_needs_key_with_scope(open_stream: Open) -> None:
+def test_stream_needs_key_with_scope(open_stream):
     for key in ("unknown", commands.create_api_key("shop", ["events"])):
         assert open_stream(key).close_code()[0] == 4401
 
 
-def test_stream_of_revoked_key_is_closed(open_stream: Open) -> None:
+def test_stream_of_revoked_key_is_closed(open_stream):
     key = commands.create_api_key("short", ["sessions"])
     stream = open_stream(key)
     stream.receive_until("welcome")
@@ -127,7 +119,7 @@ def test_stream_of_revoked_key_is_closed(open_stream: Open) -> None:
     assert stream.close_code()[0] == 4401
 
 
-def test_number_of_streams_of_a_key_is_limited(open_stream: Open) -> None:
+def test_number_of_streams_of_a_key_is_limited(open_stream):
     key = commands.create_api_key("many", ["sessions"])
     for _ in range(gateway.MOST_STREAMS):
         open_stream(key).receive_until("welcome")
@@ -136,7 +128,7 @@ def test_number_of_streams_of_a_key_is_limited(open_stream: Open) -> None:
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_batch_that_redis_refuses_is_not_acknowledged(open_stream: Open, valkey: redis.Redis, code: str) -> None:
+def test_batch_that_redis_refuses_is_not_acknowledged(open_stream, valkey, code):
     stream, again = open_stream(), open_stream()
     with refuse_writes(valkey, code):
         stream.send_batch(1, [ANN | {"seq": 1}])
@@ -146,13 +138,11 @@ def test_batch_that_redis_refuses_is_not_acknowledged(open_stream: Open, valkey:
     assert again.receive_until("ack")["counted"] == 1
 
 
-def test_full_stream_is_not_read_until_frames_are_counted(
-    initial_rows: None, held_writer: HeldWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_stream_is_not_read_until_frames_are_counted(initial_rows, held_writer, monkeypatch):
     monkeypatch.setattr(gateway, "MOST_COUNTING", 20)
     key = commands.create_api_key("gateway", ["sessions"])
 
-    async def scene() -> None:
+    async def scene():
         wire, serving = RecordedSocket(), GatewayConsumer()
         headers = [(b"authorization", f"Bearer {key}".encode())]
         running = asyncio.create_task(serving({"headers": headers}, wire.said.get, wire.heard.put))
@@ -164,7 +154,7 @@ def test_full_stream_is_not_read_until_frames_are_counted(
             await asyncio.sleep(0)
         assert (serving.counting, wire.said.qsize()) == (20, 8)
         held_writer.go_on.set()
-        acknowledged: list[int] = []
+        acknowledged = []
         while len(acknowledged) < 10:
             frame = json.loads((await wire.heard.get()).get("text", "{}"))
             if frame.get("type") == "ack":
@@ -177,18 +167,18 @@ def test_full_stream_is_not_read_until_frames_are_counted(
 
 
 @pytest.mark.parametrize("frames", [1, 0])
-def test_many_small_batches_at_once_are_all_acknowledged(initial_rows: None, valkey: redis.Redis, frames: int) -> None:
+def test_many_small_batches_at_once_are_all_acknowledged(initial_rows, valkey, frames):
     """A gateway sends them without waiting for each acknowledgement, or again after a reconnect."""
     key = commands.create_api_key("gateway", ["sessions"])
 
-    async def scene() -> None:
+    async def scene():
         wire, serving = RecordedSocket(), GatewayConsumer()
         headers = [(b"authorization", f"Bearer {key}".encode())]
         for n in range(200):
             batch = {"n": n, "frames": [ANN | {"session_id": f"s{n}"}] * frames}
             wire.said.put_nowait({"type": "websocket.receive", "text": json.dumps(batch)})
         running = asyncio.create_task(serving({"headers": headers}, wire.said.get, wire.heard.put))
-        acknowledged: list[int] = []
+        acknowledged = []
         while len(acknowledged) < 200:
             message = await wire.heard.get()
             assert message["type"] != "websocket.close", (message, len(acknowledged))
@@ -202,7 +192,7 @@ def test_many_small_batches_at_once_are_all_acknowledged(initial_rows: None, val
     run(scene)
 
 
-def test_same_frames_over_two_processes_count_once(open_stream: Open, second_address: str) -> None:
+def test_same_frames_over_two_processes_count_once(open_stream, second_address):
     """A gateway repeats its batches while the process of its earlier connection still counts them."""
     key = commands.create_api_key("twice", ["sessions"])
     with Stream(second_address, key) as second:
@@ -221,22 +211,22 @@ def test_same_frames_over_two_processes_count_once(open_stream: Open, second_add
         assert streams[0].receive_until("ack", n=100 + n)["dropped"] == 1
 
 
-def test_killed_web_process_loses_no_acknowledged_frame(initial_rows: None, valkey: redis.Redis) -> None:
+def test_killed_web_process_loses_no_acknowledged_frame(initial_rows, valkey):
     """Each session has one frame with a seq. A session that Redis does not know shows a lost frame."""
     key, epoch = commands.create_api_key("gateway", ["sessions"]), "run-1"
     batches = [
         [{"session_id": f"s{n}-{each}", "user_id": f"u{each}", "seq": 1, "epoch": epoch} for each in range(50)]
         for n in range(100)
     ]
-    acks: list[dict[str, Any]] = []
+    acks = []
 
-    async def send_all(address: str) -> None:
+    async def send_all(address):
         async with asyncio.timeout(WAIT_LIMIT), GatewayClient(f"http://{address}", key, acks.append) as client:
             for frames in batches:
                 await client.send(frames)
             await client.flush()
 
-    async def scene(listener: Any, address: str) -> None:
+    async def scene(listener, address):
         sending = asyncio.create_task(send_all(address))
         with web_on(listener) as web:
             while len(acks) < 20 and not sending.done():
@@ -257,10 +247,7 @@ def test_killed_web_process_loses_no_acknowledged_frame(initial_rows: None, valk
         asyncio.run(scene(listener, address_of(listener)))
 
 
-async def send_one_batch(
-    serve: Callable[[web.Request], Awaitable[web.WebSocketResponse]],
-    then: Callable[[GatewayClient], Awaitable[None]] = GatewayClient.flush,
-) -> None:
+async def send_one_batch(serve, then=GatewayClient.flush):
     application = web.Application()
     application.router.add_get("/ws/v1/gateway", serve)
     async with (
@@ -272,12 +259,12 @@ async def send_one_batch(
         await then(client)
 
 
-def test_client_reconnects_if_pings_are_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_reconnects_if_pings_are_not_answered(monkeypatch):
     """As behind a firewall that has forgotten the connection."""
     monkeypatch.setattr("examples.gateway_client.PING_EVERY", 0.2)
-    batches: list[str] = []
+    batches = []
 
-    async def serve(request: web.Request) -> web.WebSocketResponse:
+    async def serve(request):
         socket = web.WebSocketResponse(autoping=bool(batches))
         await socket.prepare(request)
         batches.append(await socket.receive_str())
@@ -292,15 +279,15 @@ def test_client_reconnects_if_pings_are_not_answered(monkeypatch: pytest.MonkeyP
     assert batches[0] == batches[1]
 
 
-def test_end_of_the_stream_is_no_error_of_acknowledged_batches() -> None:
-    async def serve(request: web.Request) -> web.WebSocketResponse:
+def test_end_of_the_stream_is_no_error_of_acknowledged_batches():
+    async def serve(request):
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_json({"type": "ack", "n": json.loads(await socket.receive_str())["n"]})
         await socket.close(code=4401)
         return socket
 
-    async def scene(client: GatewayClient) -> None:
+    async def scene(client):
         await client.flush()
         await client._task
         await client.flush()
@@ -310,10 +297,10 @@ def test_end_of_the_stream_is_no_error_of_acknowledged_batches() -> None:
     asyncio.run(send_one_batch(serve, scene))
 
 
-def test_client_ends_with_an_answer_that_it_does_not_understand() -> None:
+def test_client_ends_with_an_answer_that_it_does_not_understand():
     """Otherwise its caller would wait without end."""
 
-    async def serve(request: web.Request) -> web.WebSocketResponse:
+    async def serve(request):
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_str("<html>")

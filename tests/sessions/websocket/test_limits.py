@@ -1,17 +1,12 @@
 """What a web process holds for its connections is bounded, in both directions."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import redis
-from pytest_django import Settings
 from redis.asyncio import ConnectionPool
 from structlog.testing import capture_logs
 
@@ -32,19 +27,19 @@ class Member:
 
     side, ticket = "user", 1
 
-    def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+    def __init__(self):
+        self.heard = []
 
-    def on_notification(self, told: dict[str, Any]) -> None:
+    def on_notification(self, told):
         self.heard.append(told)
 
     @property
-    def numbers(self) -> list[int]:
+    def numbers(self):
         return [each["number"] for each in self.heard if each["what"] == hub.SIGN]
 
 
-def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
+def run(scene):
+    async def bounded():
         async with asyncio.timeout(WAIT_LIMIT):
             await scene()
         await close_hub()
@@ -52,7 +47,7 @@ def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], Any]) -> None:
+async def until(condition):
     while not condition():
         await asyncio.sleep(0.01)
 
@@ -63,16 +58,16 @@ async def until(condition: Callable[[], Any]) -> None:
 class HeldWriter:
     """The store, which notes nothing until `go_on` is set."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.go_on = threading.Event()
         self.noted = 0
 
 
 @pytest.fixture
-def held_writer(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWriter]:
+def held_writer(valkey, monkeypatch):
     held_writer, write = HeldWriter(), connection.write_frames
 
-    def wait(store: Any, slips: Any) -> Any:
+    def wait(store, slips):
         assert held_writer.go_on.wait(WAIT_LIMIT)
         held_writer.noted += len(slips)
         return write(store, slips)
@@ -84,7 +79,7 @@ def held_writer(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @asynccontextmanager
-async def page(session: str = "s1") -> AsyncIterator[tuple[RecordedSocket, SessionConsumer]]:
+async def page(session="s1"):
     wire, serving = RecordedSocket(), SessionConsumer()
     running = asyncio.create_task(serving(scope(session), wire.said.get, wire.heard.put))
     try:
@@ -95,20 +90,20 @@ async def page(session: str = "s1") -> AsyncIterator[tuple[RecordedSocket, Sessi
         await running
 
 
-async def send_frame(wire: RecordedSocket, count: int) -> None:
+async def send_frame(wire, count):
     for _ in range(count):
         wire.said.put_nowait({"type": "websocket.receive", "text": '{"type":"typing"}'})
     await until(wire.said.empty)
 
 
-async def end_of(wire: RecordedSocket) -> dict[str, Any]:
+async def end_of(wire):
     while (message := await wire.heard.get())["type"] != "websocket.close":
         pass
     return message
 
 
-def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -> None:
-    async def scene() -> None:
+def test_consumer_with_too_many_waiting_frames_closes(held_writer):
+    async def scene():
         async with page() as (wire, serving), page("s2") as (_, other):
             await send_frame(wire, consumer.MOST_WAITING)
             await until(lambda: serving.waiting == consumer.MOST_WAITING)
@@ -127,13 +122,13 @@ def test_consumer_with_too_many_waiting_frames_closes(held_writer: HeldWriter) -
 # --- messages that go out ---
 
 
-def test_send_queue_with_too_many_frames_closes(valkey: redis.Redis) -> None:
-    sent: list[dict[str, Any]] = []
+def test_send_queue_with_too_many_frames_closes(valkey):
+    sent = []
 
-    async def scene() -> None:
+    async def scene():
         read_on = asyncio.Event()
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message):
             sent.append(message)
             await read_on.wait()
 
@@ -152,10 +147,10 @@ def test_send_queue_with_too_many_frames_closes(valkey: redis.Redis) -> None:
     assert (sent[1]["type"], sent[1]["code"]) == ("websocket.close", Close.TOO_SLOW)
 
 
-def test_notify_above_limit_drops_latest(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_above_limit_drops_latest(valkey, monkeypatch):
     monkeypatch.setattr(hub, "NOTIFY_QUEUE_LIMIT", 5)
 
-    async def scene() -> None:
+    async def scene():
         member, here = Member(), hub.hub()
         await here.join("s1", member)
         told = [here.notify("s1", {"what": hub.SIGN, "number": number}) for number in range(8)]
@@ -169,12 +164,10 @@ def test_notify_above_limit_drops_latest(valkey: redis.Redis, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_interrupted_subscription_notifies_every_connection(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_silent: bool
-) -> None:
+def test_interrupted_subscription_notifies_every_connection(valkey, monkeypatch, is_silent):
     """Redis disconnects a subscriber that reads too slowly, or the connection is dead without an error."""
 
-    async def scene() -> None:
+    async def scene():
         one, other, here = Member(), Member(), Hub()
         if is_silent:
             monkeypatch.setattr(hub, "PINGED_AFTER", 0.1)
@@ -196,10 +189,10 @@ def test_interrupted_subscription_notifies_every_connection(
 
 
 @pytest.fixture
-def permit_channels(valkey: redis.Redis, settings: Settings) -> Iterator[Callable[[bool], object]]:
+def permit_channels(valkey, settings):
     """Connect the hub as a user of Redis who may use channels or not."""
 
-    def permit(permitted: bool) -> object:
+    def permit(permitted):
         return valkey.execute_command("ACL", "SETUSER", "web", "&*" if permitted else "resetchannels")
 
     valkey.execute_command("ACL", "SETUSER", "web", "reset", "on", ">s3cret", "~*", "+@all", "&*")
@@ -208,13 +201,11 @@ def permit_channels(valkey: redis.Redis, settings: Settings) -> Iterator[Callabl
     valkey.execute_command("ACL", "DELUSER", "web")
 
 
-def test_refused_subscription_is_no_interruption(
-    permit_channels: Callable[[bool], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_subscription_is_no_interruption(permit_channels, monkeypatch):
     """Each of them made every connection read its inbox, twice a second."""
     monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
 
-    async def scene() -> None:
+    async def scene():
         member, here = Member(), Hub()
         await here.join("s1", member)
         with capture_logs() as logged:
@@ -233,14 +224,12 @@ def test_refused_subscription_is_no_interruption(
     run(scene)
 
 
-def test_reader_resumes_when_a_joining_connection_subscribes(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_resumes_when_a_joining_connection_subscribes(valkey, monkeypatch):
     """It slept on for its pause, and no task read the new subscription."""
     monkeypatch.setattr(hub, "RECONNECT_AFTER", 3600.0)
     monkeypatch.setattr(hub, "LONGEST_PAUSE", 3600.0)
 
-    async def scene() -> None:
+    async def scene():
         one, other, here = Member(), Member(), Hub()
         await here.join("s1", one)
         await asyncio.to_thread(valkey.client_kill_filter, _type="pubsub")
@@ -255,14 +244,12 @@ def test_reader_resumes_when_a_joining_connection_subscribes(
 
 
 @each_row("steady_after, longest", [(0.0, 0.02), (3600.0, 0.16)])
-def test_pauses_grow_while_redis_ends_what_it_confirmed(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, steady_after: float, longest: float
-) -> None:
+def test_pauses_grow_while_redis_ends_what_it_confirmed(valkey, monkeypatch, steady_after, longest):
     """Each subscription makes every connection read its inbox."""
     monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
     monkeypatch.setattr(hub, "STEADY_AFTER", steady_after)
 
-    async def scene() -> None:
+    async def scene():
         member, here = Member(), Hub()
         await here.join("s1", member)
         for number in range(1, 5):
@@ -276,17 +263,15 @@ def test_pauses_grow_while_redis_ends_what_it_confirmed(
 
 
 @each_row("error, longest", [(redis.ConnectionError, 0.02), (TimeoutError, 0.02), (redis.ResponseError, 0.16)])
-def test_pauses_grow_by_refusals_only(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch, error: type[Exception], longest: float
-) -> None:
+def test_pauses_grow_by_refusals_only(valkey, monkeypatch, error, longest):
     monkeypatch.setattr(hub, "RECONNECT_AFTER", 0.01)
 
-    async def scene() -> None:
+    async def scene():
         member, here, tries = Member(), Hub(), 0
         await here.join("s1", member)
         connect = ConnectionPool.get_connection
 
-        async def fail(pool: ConnectionPool) -> Any:
+        async def fail(pool):
             nonlocal tries
             tries += 1
             if tries <= 3:
@@ -302,15 +287,13 @@ def test_pauses_grow_by_refusals_only(
     run(scene)
 
 
-def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scene() -> None:
+def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(valkey, monkeypatch):
+    async def scene():
         member, here = Member(), Hub()
         await here.join("s1", member)
         release = ConnectionPool.release
 
-        async def fail(pool: ConnectionPool, connection: Any) -> None:
+        async def fail(pool, connection):
             await release(pool, connection)
             raise AttributeError("of the client")
 
@@ -323,13 +306,13 @@ def test_unexpected_error_at_the_end_of_a_subscription_opens_a_new_one(
     run(scene)
 
 
-def test_failing_connection_does_not_keep_a_notification_from_others(valkey: redis.Redis) -> None:
+def test_failing_connection_does_not_keep_a_notification_from_others(valkey):
     class Failing(Member):
-        def on_notification(self, told: dict[str, Any]) -> None:
+        def on_notification(self, told):
             super().on_notification(told)
             raise LookupError
 
-    async def scene() -> None:
+    async def scene():
         members, here = [Failing(), Failing()], Hub()
         for member in members:
             await here.join("s1", member)
@@ -340,8 +323,8 @@ def test_failing_connection_does_not_keep_a_notification_from_others(valkey: red
     run(scene)
 
 
-def test_invalid_notifications_are_skipped_and_logged_once(valkey: redis.Redis) -> None:
-    async def scene() -> None:
+def test_invalid_notifications_are_skipped_and_logged_once(valkey):
+    async def scene():
         member, here = Member(), Hub()
         await here.join("s1", member)
         with capture_logs() as logged:
@@ -356,10 +339,10 @@ def test_invalid_notifications_are_skipped_and_logged_once(valkey: redis.Redis) 
     run(scene)
 
 
-def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.Redis) -> None:
+def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey):
     """While other connections keep breaking the subscription."""
 
-    async def scene() -> None:
+    async def scene():
         here, members = Hub(), [Member() for _ in range(20)]
         joined = []
         for number, member in enumerate(members):
@@ -383,16 +366,14 @@ def test_connection_that_joins_in_an_outage_fails_or_is_notified(valkey: redis.R
     run(scene)
 
 
-def test_interruption_before_the_welcome_frame_reads_the_inbox(
-    valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interruption_before_the_welcome_frame_reads_the_inbox(valkey, monkeypatch):
     """A message that is stored after the last cursor was read, and whose notification is lost."""
     read = Store.read_cursor_and_owner
 
-    async def scene() -> None:
+    async def scene():
         loop, wire, serving = asyncio.get_running_loop(), RecordedSocket(), SessionConsumer()
 
-        def lose_message(self: Store, session_id: str) -> tuple[str, str]:
+        def lose_message(self, session_id):
             found = read(self, session_id)
             self.put_messages([Post("s1", "m1", "agent", "not told")])
             loop.call_soon_threadsafe(serving.on_notification, {"what": hub.LOST})
@@ -407,8 +388,8 @@ def test_interruption_before_the_welcome_frame_reads_the_inbox(
     run(scene)
 
 
-def test_consumer_reads_lost_messages_from_inbox(valkey: redis.Redis) -> None:
-    async def scene() -> None:
+def test_consumer_reads_lost_messages_from_inbox(valkey):
+    async def scene():
         async with page() as (wire, serving):
             await asyncio.to_thread(live_store().put_messages, [Post("s1", "m1", "agent", "not told")])
             serving.on_notification({"what": hub.LOST})

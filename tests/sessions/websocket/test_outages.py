@@ -1,15 +1,10 @@
 """Slow readers, and Redis outages."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
-from collections.abc import Iterator
-from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
-from pytest_django import DjangoDbBlocker
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -20,12 +15,12 @@ from sessions.websocket import hub
 from tests.scheduling.api.serving import Gate
 from tests.sessions.websocket.web_processes import Page, token, web
 from tests.support.chat_hub import close_hub
-from tests.support.waiting import WAIT_LIMIT
+from tests.support.waiting import WAIT_LIMIT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def slow_reader(address: str) -> Any:
+def slow_reader(address):
     """It takes a few KB and then nothing."""
     host, port = address.split(":")
     with socket.socket() as raw:
@@ -37,10 +32,10 @@ def slow_reader(address: str) -> Any:
         return connect(url, sock=raw.dup(), open_timeout=WAIT_LIMIT, max_queue=1, compression=None)
 
 
-def push(count: int, session: str = "s1") -> None:
+def push(count, session="s1"):
     """Write so many long messages into a session, as fast as it goes."""
 
-    async def tell() -> None:
+    async def tell():
         for number in range(count):
             post = Post(session, f"m{number}", "system", "x" * 15_000)
             (posted,) = live_store().put_messages([post])
@@ -53,7 +48,7 @@ def push(count: int, session: str = "s1") -> None:
     asyncio.run(tell())
 
 
-def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_rows: None) -> None:
+def test_slow_reader_is_closed_without_effect_on_others(address, initial_rows):
     with slow_reader(address) as lazy, Page(address, "s2") as eve:
         push(700)
         with pytest.raises(ConnectionClosed) as closed:
@@ -65,7 +60,7 @@ def test_slow_reader_is_closed_without_effect_on_others(address: str, initial_ro
 
 
 @pytest.fixture(scope="module")
-def gated_web(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[tuple[str, Gate]]:
+def gated_web(django_db_setup, django_db_blocker):
     """A web process that ends connections soon and reaches Redis through a gate."""
     parts = urlsplit(environment().redis)
     gate = Gate(parts.port or 6379)
@@ -75,31 +70,20 @@ def gated_web(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iter
     gate.shut()
 
 
-def test_reader_that_does_not_resume_is_cut_off(initial_rows: None, gated_web: tuple[str, Gate]) -> None:
+def test_reader_that_does_not_resume_is_cut_off(initial_rows, gated_web):
     with slow_reader(gated_web[0]) as lazy:
         push(700)
         # It reads nothing; that it was cut shows in its own writing.
-        ending = eventually_within(WAIT_LIMIT, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
+        ending = eventually(lambda: fails(lambda: lazy.send('{"type":"ping"}')), pause=0.2)
         assert isinstance(ending, ConnectionClosed)
 
 
-def read_all(socket: Any) -> None:
+def read_all(socket):
     while True:
         socket.recv(WAIT_LIMIT)
 
 
-def eventually_within(seconds: float, condition: Any) -> Any:
-    import time
-
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if found := condition():
-            return found
-        time.sleep(0.2)
-    raise AssertionError("it did not happen")
-
-
-def fails(act: Any) -> Exception | None:
+def fails(act):
     try:
         act()
     except Exception as error:
@@ -107,7 +91,7 @@ def fails(act: Any) -> Exception | None:
     return None
 
 
-def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, gated_web: tuple[str, Gate]) -> None:
+def test_redis_outage_reports_errors_and_loses_no_message(initial_rows, gated_web):
     """Writers during the outage get an error. A repeated message is stored once, and missed ones come with a ping."""
     address, redis_gate = gated_web
     with Page(address) as ann, Page(address, role="agent") as bob:
@@ -121,15 +105,15 @@ def test_redis_outage_reports_errors_and_loses_no_message(initial_rows: None, ga
         ann.send_frame("ping")
         ann.receive_until("pong")
         redis_gate.open()
-        eventually_within(WAIT_LIMIT, lambda: is_acknowledged(ann))
-        eventually_within(WAIT_LIMIT, lambda: is_received_by_ping(bob, "m1"))
+        eventually(lambda: is_acknowledged(ann), pause=0.2)  # a connection has a rate
+        eventually(lambda: is_received_by_ping(bob, "m1"), pause=0.2)
         assert [entry.cursor for entry in live_store().messages_since("s1", "0-0")] == sorted(
             {entry.cursor for entry in live_store().messages_since("s1", "0-0")}
         )
         assert sum('"m1"' in entry.body for entry in live_store().messages_since("s1", "0-0")) == 1
 
 
-def is_acknowledged(page: Page) -> bool:
+def is_acknowledged(page):
     page.send_frame("message", text="hello?", id="m1")
     while True:
         frame = page.receive()
@@ -137,5 +121,5 @@ def is_acknowledged(page: Page) -> bool:
             return bool(frame["type"] == "ack")
 
 
-def is_received_by_ping(page: Page, name: str) -> bool:
+def is_received_by_ping(page, name):
     return any(frame.get("id") == name for frame in page.received_frames())

@@ -63,7 +63,7 @@ class Page:
         self.socket.send(json.dumps({"type": type, **more}))
 
     def receive(self, timeout: float = WAIT_LIMIT) -> dict[str, Any]:
-        return json.loads(self.socket.recv(timeout))  # type: ignore[no-any-return]
+        return json.loads(self.socket.recv(timeout))
 
     def receive_until(self, type: str, **wanted: Any) -> dict[str, Any]:
         """Return the next frame of this type and content; skip others."""
