@@ -8,7 +8,7 @@ from rpa_tasks.jobs import wakeups
 
 
 @pytest.fixture
-def sent_wakeups(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent_wakeups(monkeypatch) -> list[Any]:
     """Collect the wake-ups; nothing is published."""
     published: list[Any] = []
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", published.extend)

@@ -24,7 +24,7 @@ PNG = (
 
 
 @pytest.fixture(autouse=True)
-def _no_message(sent_wakeups: list[Any]) -> None:
+def _no_message(sent_wakeups) -> None:
     """Nothing is published."""
 
 
@@ -71,7 +71,7 @@ class Market(conftest.Market):
 
 
 @pytest.fixture
-def market(db: None) -> Market:
+def market(db) -> Market:
     return Market()
 
 

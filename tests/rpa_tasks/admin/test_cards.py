@@ -1,23 +1,16 @@
 """RPA on the overview."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
 from rpa_tasks.admin.dashboard import run_cache
 from rpa_tasks.models import ExecutionNode, Job, Lane, LoginState, Run, Shop
 from scheduling import sql
-from scheduling.admin.dashboard.charts import DashboardCard
 from scheduling.monitoring.statistics import HourlyCache, hours_between
-from tests.rpa_tasks.admin.conftest import Market
 from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
@@ -27,18 +20,18 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture(autouse=True)
-def cleared_hourly_cache() -> Iterator[None]:
+def cleared_hourly_cache():
     HourlyCache.clear_all()
     yield
     HourlyCache.clear_all()
 
 
-def card_for(client: Client) -> DashboardCard | None:
+def card_for(client):
     cards = read_context(client, reverse("admin:index"))["cards"]
     return next((card for card in cards if str(card.title) == "RPA"), None)
 
 
-def test_card_shows_shops_jobs_and_browsers(market: Market, viewer: Client) -> None:
+def test_card_shows_shops_jobs_and_browsers(market, viewer):
     due = {market.waiting("s1", priority=0).pk, market.waiting("s2", priority=0).pk}
     market.waiting("s2", priority=2, dedupe_key="b", delay=timedelta(hours=1))
     market.waiting("s2", priority=0, dedupe_key="dispatched before its time", delay=timedelta(seconds=20))
@@ -65,9 +58,7 @@ def test_card_shows_shops_jobs_and_browsers(market: Market, viewer: Client) -> N
     assert {row.shop_id for row in read_context(viewer, links["Login needed"])["cl"].result_list} == {"s2"}
 
 
-def test_shops_that_need_a_login_are_named_with_their_take_over(
-    market: Market, viewer: Client, operator: Client
-) -> None:
+def test_shops_that_need_a_login_are_named_with_their_take_over(market, viewer, operator):
     for number in range(4):
         lost = now() - timedelta(hours=number)
         market.shop(f"x{number}", login_state=LoginState.NEEDED, login_lost_at=lost)
@@ -81,11 +72,11 @@ def test_shops_that_need_a_login_are_named_with_their_take_over(
 
 
 @pytest.fixture
-def make_ended_run(market: Market) -> Callable[..., Run]:
+def make_ended_run(market):
     """A run that ended in the hour before this one, or later."""
     here = now().replace(minute=0, second=0, microsecond=0)
 
-    def make_ended_run(job: Job, lease_no: int, outcome: str, at: timedelta = -HOUR) -> Run:
+    def make_ended_run(job, lease_no, outcome, at=-HOUR):
         return Run.objects.create(
             job=job, number=lease_no, lease_no=lease_no, started_at=here + at, ended_at=here + at, outcome=outcome
         )
@@ -94,9 +85,7 @@ def make_ended_run(market: Market) -> Callable[..., Run]:
 
 
 @pytest.mark.usefixtures("fixed_hour")
-def test_card_charts_ended_runs_by_hour_and_outcome(
-    market: Market, make_ended_run: Callable[..., Run], viewer: Client
-) -> None:
+def test_card_charts_ended_runs_by_hour_and_outcome(market, make_ended_run, viewer):
     failed, done, cancelled = market.failed("s1"), market.waiting("s2"), market.waiting("s2", dedupe_key="b")
     Run.objects.all().delete()
     Job.objects.filter(pk=failed.pk).update(lease_no=3)
@@ -121,11 +110,11 @@ def test_card_charts_ended_runs_by_hour_and_outcome(
 
 
 @pytest.mark.usefixtures("fresh_tables")
-def test_count_of_ended_runs_uses_index(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[str] = []
+def test_count_of_ended_runs_uses_index(market, monkeypatch):
+    plans = []
     rows = sql.rows
 
-    def explained(statement: str, parameters: Any) -> Any:
+    def explained(statement, parameters):
         plans.extend(str(row[0]) for row in rows(f"EXPLAIN {statement}", parameters))
         return rows(statement, parameters)
 

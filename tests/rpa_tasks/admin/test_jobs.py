@@ -1,12 +1,9 @@
 """What a person reads about jobs, and does about them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -16,19 +13,19 @@ from rpa_tasks.models import Evidence, Flow, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
-from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.rpa_tasks.admin.conftest import messages_of, text, url
 from tests.support.undrawn import read_context
 
 pytestmark = pytest.mark.django_db
 
 
-def log_in_clerk(client: Client, *rights: str) -> None:
+def log_in_clerk(client, *rights):
     clerk = User.objects.create_user("clerk", is_staff=True)
     clerk.user_permissions.set(Permission.objects.filter(codename__in=rights))
     client.force_login(clerk)
 
 
-def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market: Market) -> None:
+def test_job_list_shows_progress_and_refreshes_open_jobs(viewer, market):
     running, failed = market.running("s1"), market.failed("s2")
     page = text(viewer.get(url("job_changelist")))
     assert 'value="40"' in page
@@ -41,11 +38,11 @@ def test_job_list_shows_progress_and_refreshes_open_jobs(viewer: Client, market:
     assert "Ended with exit code 65" in fresh
 
 
-def test_each_outcome_of_a_run_has_words_and_a_tone() -> None:
+def test_each_outcome_of_a_run_has_words_and_a_tone():
     assert set(RunOutcome) == set(Run.OUTCOMES) == set(OUTCOMES)
 
 
-def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, market: Market) -> None:
+def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer, market):
     job = market.failed("s1", source="api: shop", payload={"day": "today"})
     Job.objects.filter(pk=job.pk).update(requests=3)
     page = text(viewer.get(url("job_change", job.pk)))
@@ -61,7 +58,7 @@ def test_pages_of_job_and_failed_task_show_runs_and_evidence(viewer: Client, mar
         assert url("job_evidence", job.pk, piece.pk) in told
 
 
-def test_job_pages_redact_personal_data_and_secrets(viewer: Client, operator: Client, market: Market) -> None:
+def test_job_pages_redact_personal_data_and_secrets(viewer, operator, market):
     payload = {"phone": "13812345678", "api_token": "s3cr3t-9", "note": "call 13812345678"}
     job = market.failed("s1", payload=payload)
     Run.objects.filter(job=job).update(detail="call 13812345678 with token=s3cr3t-9")
@@ -76,7 +73,7 @@ def test_job_pages_redact_personal_data_and_secrets(viewer: Client, operator: Cl
     assert job.payload == payload
 
 
-def test_live_job_page_returns_body_only(viewer: Client, market: Market) -> None:
+def test_live_job_page_returns_body_only(viewer, market):
     job = market.running()
     part = text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
     assert "<html" not in part
@@ -86,10 +83,10 @@ def test_live_job_page_returns_body_only(viewer: Client, market: Market) -> None
     assert "data-live-again" not in text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
 
 
-def test_job_page_shows_why_job_waits(viewer: Client, market: Market) -> None:
+def test_job_page_shows_why_job_waits(viewer, market):
     running, behind, job = market.running("s2"), market.waiting("s2"), market.waiting("s1")
 
-    def why(job: Job = job) -> tuple[str, str]:
+    def why(job=job):
         reason, link = read_context(viewer, url("job_change", job.pk))["why"]
         return str(reason), link
 
@@ -108,7 +105,7 @@ def test_job_page_shows_why_job_waits(viewer: Client, market: Market) -> None:
     assert why()[0] == "Paused"
 
 
-def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None:
+def test_evidence_runs_no_active_content(viewer, market):
     """The HTML is a strange site's: it must never run with our cookies."""
     job = market.failed()
     for piece in Evidence.objects.all():
@@ -130,7 +127,7 @@ def test_evidence_runs_no_active_content(viewer: Client, market: Market) -> None
     assert strange["Content-Disposition"].startswith("attachment")
 
 
-def test_evidence_requires_its_job_and_permission(viewer: Client, market: Market) -> None:
+def test_evidence_requires_its_job_and_permission(viewer, market):
     one, other = market.failed("s1"), market.failed("s2")
     piece = Evidence.objects.filter(run__job=one)[0]
     assert viewer.get(url("job_evidence", other.pk, piece.pk)).status_code == 404
@@ -139,7 +136,7 @@ def test_evidence_requires_its_job_and_permission(viewer: Client, market: Market
     assert "evidence/" not in text(viewer.get(url("job_change", one.pk)))
 
 
-def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, market: Market) -> None:
+def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator, market):
     running, waiting = market.running("s1"), market.waiting("s2")
     assert "completed work stays" in text(operator.get(url("job_cancel", running.pk)))
     assert "The job was cancelled." in messages_of(operator.post(url("job_cancel", waiting.pk)))
@@ -154,7 +151,7 @@ def test_cancel_ends_waiting_job_and_requests_stop_of_running(operator: Client, 
     assert url("job_cancel", running.pk) not in page
 
 
-def test_bulk_cancel_reports_running_jobs_and_is_undone_for_waiting_ones(operator: Client, market: Market) -> None:
+def test_bulk_cancel_reports_running_jobs_and_is_undone_for_waiting_ones(operator, market):
     rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
     chosen = {"action": "cancel_selected", "_selected_action": [str(row.pk) for row in rows]}
     page = operator.post(url("job_changelist"), chosen, follow=True)
@@ -164,7 +161,7 @@ def test_bulk_cancel_reports_running_jobs_and_is_undone_for_waiting_ones(operato
     assert Job.objects.get(retry_of=rows[1].pk).state == "scheduled"
 
 
-def test_run_again_publishes_same_payload_and_merges(operator: Client, market: Market) -> None:
+def test_run_again_publishes_same_payload_and_merges(operator, market):
     job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
     FailedTask.objects.update(state="ignored")
     page = text(operator.get(url("job_again", job.pk)))
@@ -180,7 +177,7 @@ def test_run_again_publishes_same_payload_and_merges(operator: Client, market: M
     assert Job.objects.get(pk=again.pk).requests == 2
 
 
-def test_run_again_publishes_beside_a_waiting_job_with_another_payload(operator: Client, market: Market) -> None:
+def test_run_again_publishes_beside_a_waiting_job_with_another_payload(operator, market):
     job = market.failed("s1", payload={"to": "ann"})
     FailedTask.objects.update(state="ignored")
     Flow.objects.update(dedupe_by="payload")
@@ -191,7 +188,7 @@ def test_run_again_publishes_beside_a_waiting_job_with_another_payload(operator:
     assert (again.source, Job.objects.get(pk=bob.pk).requests) == ("admin: operator", 1)
 
 
-def test_run_again_by_editor_validates_new_payload(editor: Client, market: Market) -> None:
+def test_run_again_by_editor_validates_new_payload(editor, market):
     market.sync.payload_schema = {"type": "object", "properties": {"day": {"type": "string"}}}
     market.sync.save()
     job = market.failed("s1", payload={"day": "today"})
@@ -203,7 +200,7 @@ def test_run_again_by_editor_validates_new_payload(editor: Client, market: Marke
     assert Job.objects.get(retry_of=job.pk).payload == {"day": "other"}
 
 
-def test_run_again_settles_the_open_failed_task(operator: Client, market: Market) -> None:
+def test_run_again_settles_the_open_failed_task(operator, market):
     job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
     page = text(operator.get(url("job_again", job.pk)))
     assert "settles the failed task" in page
@@ -216,7 +213,7 @@ def test_run_again_settles_the_open_failed_task(operator: Client, market: Market
     assert (failed.state, failed.retried_as, failed.actor_name) == ("retried", again.pk, "operator")
 
 
-def test_run_again_of_a_covered_or_erased_job_reports_the_conflict(editor: Client, market: Market) -> None:
+def test_run_again_of_a_covered_or_erased_job_reports_the_conflict(editor, market):
     job = market.failed("s1", dedupe_key="k", payload={"user_id": "ann-7731"})
     waiting = market.waiting("s1", dedupe_key="k")
     again = {"priority": "1", "payload": '{"user_id": "ann-7731"}'}
@@ -230,7 +227,7 @@ def test_run_again_of_a_covered_or_erased_job_reports_the_conflict(editor: Clien
     assert Job.objects.count() == 1
 
 
-def test_run_again_without_the_right_leaves_the_failed_task_open(market: Market, operator: Client) -> None:
+def test_run_again_without_the_right_leaves_the_failed_task_open(market, operator):
     job = market.failed("s1")
     log_in_clerk(operator, "view_job", "run_job")
     assert "stays open" in text(operator.get(url("job_again", job.pk)))
@@ -239,9 +236,7 @@ def test_run_again_without_the_right_leaves_the_failed_task_open(market: Market,
     assert Job.objects.filter(state="queued").exists()
 
 
-def test_run_again_with_edited_payload_shows_the_difference_on_both_pages(
-    editor: Client, viewer: Client, market: Market
-) -> None:
+def test_run_again_with_edited_payload_shows_the_difference_on_both_pages(editor, viewer, market):
     job = market.failed("s1", payload={"phone": "13812345678", "page": 1})
     editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"phone": "13987654321", "page": 2}'})
     again = Job.objects.get(retry_of=job.pk)
@@ -254,7 +249,7 @@ def test_run_again_with_edited_payload_shows_the_difference_on_both_pages(
         assert "13987654321" not in shown
 
 
-def test_error_line_precedes_the_folded_output(viewer: Client, market: Market) -> None:
+def test_error_line_precedes_the_folded_output(viewer, market):
     detail = "Traceback (most recent call last):\n  File 'flow.py'\nTimeoutError: no answer\nCall log:\n  - click"
     job = market.failed("s1", detail=detail)
     failed = reverse("admin:scheduling_failedtask_change", args=[FailedTask.objects.get().pk])
@@ -265,7 +260,7 @@ def test_error_line_precedes_the_folded_output(viewer: Client, market: Market) -
         assert '<details class="at-more" id="said-' in shown
 
 
-def test_retried_job_and_failed_task_link_each_other(operator: Client, market: Market) -> None:
+def test_retried_job_and_failed_task_link_each_other(operator, market):
     job = market.failed()
     row = FailedTask.objects.get(task_id=job.pk)
     operator.post(reverse("admin:scheduling_failedtask_act", args=[row.pk, "retry"]), {"reason": "mended"})

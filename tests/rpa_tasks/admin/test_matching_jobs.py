@@ -1,13 +1,10 @@
 """Bulk actions from the list of jobs, and the search in payloads."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.db.models.functions import Now
-from django.test import Client
 from django.utils.timezone import localtime, now
 
 from rpa_tasks.jobs import queries as job_actions
@@ -15,7 +12,7 @@ from rpa_tasks.models import ExecutionNode, Flow, Job, Platform
 from scheduling.admin.failed_tasks import bulk_action
 from scheduling.models import BulkAction, FailedTask
 from scheduling.operations import bulk_actions
-from tests.rpa_tasks.admin.conftest import Market, text, url
+from tests.rpa_tasks.admin.conftest import text, url
 from tests.support.list_filters import find_ignored_parameters
 from tests.support.undrawn import read_context
 
@@ -34,11 +31,11 @@ ADDRESSES = {
 
 
 @pytest.fixture(autouse=True)
-def _start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _start_at_once(monkeypatch):
     monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
 
 
-def test_filters_of_jobs_select_for_bulk_cancel(operator: Client, market: Market) -> None:
+def test_filters_of_jobs_select_for_bulk_cancel(operator, market):
     Flow.objects.create(platform=market.pdd, task_type="other", command=["true", "{param}"])
     running = market.running("s1")
     market.waiting("s1", dedupe_key="k1", priority=0, delay=timedelta(hours=1))
@@ -58,12 +55,12 @@ def test_filters_of_jobs_select_for_bulk_cancel(operator: Client, market: Market
     assert found == ADDRESSES
 
 
-def test_job_filter_value_that_means_nothing_selects_no_row(operator: Client, market: Market) -> None:
+def test_job_filter_value_that_means_nothing_selects_no_row(operator, market):
     market.waiting("s1")
     assert find_ignored_parameters(operator, url("job_changelist")) == []
 
 
-def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market) -> None:
+def test_matching_jobs_are_cancelled_by_workers(operator, market):
     market.waiting("s1", priority=0)
     kept = market.waiting("s2")
     links = read_context(operator, f"{url('job_changelist')}?priority__exact=0")["matching_links"]
@@ -81,14 +78,14 @@ def test_matching_jobs_are_cancelled_by_workers(operator: Client, market: Market
     assert list(Job.objects.exclude(state="cancelled").values_list("pk", flat=True)) == [kept.pk]
 
 
-def test_action_of_the_list_affects_ticked_jobs_only(operator: Client, market: Market) -> None:
+def test_action_of_the_list_affects_ticked_jobs_only(operator, market):
     chosen, _other = market.waiting("s1"), market.waiting("s2")
     cancel = {"action": "cancel_selected", "_selected_action": [str(chosen.pk)], "index": "0", "select_across": "1"}
     operator.post(url("job_changelist"), cancel)
     assert list(Job.objects.filter(state="cancelled")) == [chosen]
 
 
-def test_matching_page_takes_priority_and_node_and_no_unknown_filter(operator: Client, market: Market) -> None:
+def test_matching_page_takes_priority_and_node_and_no_unknown_filter(operator, market):
     ExecutionNode.objects.create(name="n2", seen_at=now(), started_at=now(), slots=1)
     market.waiting("s1")
     operator.post(url("job_matching", "job.priority"), {**PACE, "priority": "high"})
@@ -104,9 +101,7 @@ def test_matching_page_takes_priority_and_node_and_no_unknown_filter(operator: C
 
 
 @pytest.mark.parametrize("handles", [True, False])
-def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(
-    operator: Client, market: Market, handles: bool
-) -> None:
+def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(operator, market, handles):
     """The page of one job leaves the failed task open, too."""
     job = market.failed("s1")
     clerk = User.objects.create_user("clerk", is_staff=True)
@@ -121,12 +116,10 @@ def test_matching_jobs_run_again_retry_failed_tasks_only_with_the_right(
     assert Job.objects.get(state__in=("scheduled", "queued")).retry_of == (job.pk if handles else None)
 
 
-def test_payload_search_needs_the_right_to_payloads(
-    operator: Client, editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payload_search_needs_the_right_to_payloads(operator, editor, market, monkeypatch):
     found, _other = market.waiting("s1", payload={"note": "双十一 50%_off"}), market.waiting("s2")
 
-    def listed(client: Client, term: str) -> list[object]:
+    def listed(client, term):
         return [row.pk for row in read_context(client, url("job_changelist"), {"q": term})["cl"].result_list]
 
     for term in ("双十一", "50%_OFF"):

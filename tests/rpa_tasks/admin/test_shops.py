@@ -1,30 +1,24 @@
 """The board of shops, platforms, flows and schedules."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.db import IntegrityError, connection
-from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
-from pytest_django import DjangoAssertNumQueries
 
 from rpa_tasks.admin.shop import ShopForm
 from rpa_tasks.jobs.shops import unpin_matching_shops
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from rpa_tasks.takeover.leases import start_take_over
 from scheduling.models import AuditEntry
-from tests.rpa_tasks.admin.conftest import Market, messages_of, text, url
+from tests.rpa_tasks.admin.conftest import messages_of, text, url
 from tests.scheduling.admin.conftest import interrupt
 from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
@@ -32,7 +26,7 @@ from tests.support.undrawn import read_context, read_refusal
 
 
 @pytest.fixture
-def editor(editor: Client) -> Client:
+def editor(editor):
     """May define commands of flows as well."""
     user = User.objects.get(username="editor")
     user.groups.add(Group.objects.get(name="command editor"))
@@ -42,12 +36,12 @@ def editor(editor: Client) -> Client:
 pytestmark = pytest.mark.django_db
 
 
-def row_of(client: Client, shop: Shop) -> str:
+def row_of(client, shop):
     """Return the text of one shop on the board."""
     return text(client.get(f"{url('shop_live')}?ids={shop.pk}"))
 
 
-def test_shop_row_shows_most_urgent_state(viewer: Client, market: Market) -> None:
+def test_shop_row_shows_most_urgent_state(viewer, market):
     assert "Idle" in row_of(viewer, market.s1)
     market.failed("s1")
     assert "Last run failed" in row_of(viewer, market.s1)
@@ -70,16 +64,14 @@ def test_shop_row_shows_most_urgent_state(viewer: Client, market: Market) -> Non
     assert "Login needed" in row_of(viewer, market.s1)
 
 
-def test_shop_list_query_count_is_constant(
-    viewer: Client, market: Market, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_shop_list_query_count_is_constant(viewer, market, django_assert_max_num_queries):
     for number in range(30):
         market.shop(f"x{number}")
     with django_assert_max_num_queries(22):
         viewer.get(url("shop_changelist"))
 
 
-def test_action_of_open_page_after_retirement_names_it(operator: Client, market: Market) -> None:
+def test_action_of_open_page_after_retirement_names_it(operator, market):
     """The page was open before: its buttons are still there."""
     market.shop("s3", paused=True, login_state=LoginState.NEEDED, retired_at=now())
     gone = Shop.objects.get(shop_id="s3")
@@ -91,13 +83,13 @@ def test_action_of_open_page_after_retirement_names_it(operator: Client, market:
     row = start_take_over(gone.pk, user=user, address="")
     Shop.objects.filter(pk=gone.pk).update(retired_at=now())
     answer = operator.post(url("shop_take_over", gone.pk), {"do": "continue"})
-    assert (answer.status_code, answer.url) == (302, url("shop_change", gone.pk))  # type: ignore[attr-defined]
+    assert (answer.status_code, answer.url) == (302, url("shop_change", gone.pk))
     assert messages_of(answer).endswith("The shop is retired.")
     row.refresh_from_db()
     assert row.wanted_end == "ended"
 
 
-def test_leave_home_releases_shop_from_its_node(operator: Client, market: Market) -> None:
+def test_leave_home_releases_shop_from_its_node(operator, market):
     Lane.objects.filter(shop=market.s1).update(home="n1")
     page, leave = url("shop_change", market.s1.pk), url("shop_leave_home", market.s1.pk)
     assert leave in text(operator.get(page))
@@ -108,7 +100,7 @@ def test_leave_home_releases_shop_from_its_node(operator: Client, market: Market
     assert leave not in text(operator.get(page))
 
 
-def test_release_selected_confirms_and_releases_chosen_shops(operator: Client, market: Market) -> None:
+def test_release_selected_confirms_and_releases_chosen_shops(operator, market):
     Lane.objects.update(home="n1")
     chosen = {"action": "release_selected", "_selected_action": [market.s1.pk]}
     page = text(operator.post(url("shop_changelist"), chosen))
@@ -120,7 +112,7 @@ def test_release_selected_confirms_and_releases_chosen_shops(operator: Client, m
     assert {lane.shop_id: lane.home for lane in Lane.objects.all()} == {market.s1.pk: "", market.s2.pk: "n1"}
 
 
-def test_each_released_shop_has_an_audit_entry(market: Market) -> None:
+def test_each_released_shop_has_an_audit_entry(market):
     """One entry for all named the first few shops, and the last of them by half of its number."""
     found = [market.s1, market.s2, *(market.shop(f"t{number}") for number in range(50))]
     Lane.objects.update(home="n1")
@@ -129,7 +121,7 @@ def test_each_released_shop_has_an_audit_entry(market: Market) -> None:
     assert set(entries.values_list("object_id", "label")) == {(str(shop.pk), str(shop)) for shop in found}
 
 
-def test_pause_changes_only_by_buttons(editor: Client, market: Market) -> None:
+def test_pause_changes_only_by_buttons(editor, market):
     for name, row in (("shop", market.s1), ("platform", market.pdd)):
         page = text(editor.get(url(f"{name}_change", row.pk)))
         assert 'name="paused"' not in page
@@ -144,11 +136,11 @@ def test_pause_changes_only_by_buttons(editor: Client, market: Market) -> None:
         assert not row.paused
 
 
-def shown_version(editor: Client, name: str, row: Any) -> str:
+def shown_version(editor, name, row):
     return str(read_context(editor, url(f"{name}_change", row.pk))["adminform"].form["row_version"].value())
 
 
-def test_form_of_shop_named_like_a_tier_refuses_own_queue(editor: Client, market: Market) -> None:
+def test_form_of_shop_named_like_a_tier_refuses_own_queue(editor, market):
     """The form of a shop shows its id and does not post it."""
     shop = Shop.objects.create(platform=market.pdd, shop_id="high")
     form = {"backlog_limit": "100", "dedicated_queue": "on", "row_version": shown_version(editor, "shop", shop)}
@@ -159,9 +151,7 @@ def test_form_of_shop_named_like_a_tier_refuses_own_queue(editor: Client, market
 
 
 @pytest.mark.parametrize("field", ["retired_at", "profile_id"])
-def test_shop_edit_keeps_concurrent_changes(
-    editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
+def test_shop_edit_keeps_concurrent_changes(editor, market, monkeypatch, field):
     """Of a field that the form does not have, and of one that it has."""
     value = {"retired_at": now(), "profile_id": "moved"}[field]
     form = {
@@ -178,7 +168,7 @@ def test_shop_edit_keeps_concurrent_changes(
     assert getattr(market.s1.history.latest(), field) == value
 
 
-def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) -> None:
+def test_run_now_reports_result_for_each_shop(editor, market):
     market.waiting("s2")
     full = market.shop("s3", backlog_limit=1)
     market.waiting("s3", dedupe_key="other")
@@ -201,7 +191,7 @@ def test_run_now_reports_result_for_each_shop(editor: Client, market: Market) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_run_now_names_a_shop_whose_job_another_transaction_holds(editor: Client, market: Market) -> None:
+def test_run_now_names_a_shop_whose_job_another_transaction_holds(editor, market):
     """It waited for the lock, and after an error no page named what was published."""
     market.waiting("s1")
     with psycopg.connect(database_url()) as other:
@@ -213,7 +203,7 @@ def test_run_now_names_a_shop_whose_job_another_transaction_holds(editor: Client
     assert outcome.refused == [(market.s1, "The database is busy. Run it again for this shop.")]
 
 
-def test_run_now_without_common_task_type_is_refused(operator: Client, market: Market) -> None:
+def test_run_now_without_common_task_type_is_refused(operator, market):
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="reply", command=["true", "{param}"])
     shop = Shop.objects.create(platform=other, shop_id="t1")
@@ -222,7 +212,7 @@ def test_run_now_without_common_task_type_is_refused(operator: Client, market: M
     assert "No shop was chosen" in text(operator.get(f"{url('shop_run_now_many')}?shops=999,x"))
 
 
-def test_run_now_by_operator_keeps_waiting_payload(operator: Client, market: Market) -> None:
+def test_run_now_by_operator_keeps_waiting_payload(operator, market):
     """A user who may run but not edit changes no settings of others."""
     job = market.waiting("s1", payload={"since": "monday"}, priority=2)
     address = f"{url('shop_run_now_many')}?shops={market.s1.pk},{market.s2.pk}"
@@ -233,7 +223,7 @@ def test_run_now_by_operator_keeps_waiting_payload(operator: Client, market: Mar
     assert Job.objects.get(shop=market.s2).payload == {}
 
 
-def test_open_breaker_is_shown_and_closed_by_button(operator: Client, market: Market) -> None:
+def test_open_breaker_is_shown_and_closed_by_button(operator, market):
     assert url("platform_close_breaker", market.pdd.pk) not in text(operator.get(url("platform_change", market.pdd.pk)))
     breaker = market.pdd.breaker
     breaker.errors, breaker.open_until, breaker.opened_at = 3, now() + timedelta(minutes=5), now()
@@ -248,10 +238,10 @@ def test_open_breaker_is_shown_and_closed_by_button(operator: Client, market: Ma
     assert "already closed" in messages_of(operator.post(url("platform_close_breaker", market.pdd.pk)))
 
 
-def test_shop_form_refuses_used_profile(editor: Client, market: Market) -> None:
+def test_shop_form_refuses_used_profile(editor, market):
     form = {"platform": market.pdd.pk, "shop_id": "s9", "backlog_limit": "100", "profile_id": "pdd-s1"}
 
-    def list_errors(**changes: str) -> str:
+    def list_errors(**changes):
         return str(read_refusal(editor, url("shop_add"), form | changes)["adminform"].form.errors)
 
     assert "belongs to pdd/s1" in list_errors()
@@ -272,7 +262,7 @@ FLOW = {
 }  # fmt: skip
 
 
-def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -> None:
+def test_flow_form_reads_and_keeps_line_format(editor, market):
     assert editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk}).status_code == 302
     flow = Flow.objects.get(task_type="reply")
     assert flow.command == ["true", "{param}", ""]
@@ -299,14 +289,14 @@ def test_flow_form_reads_and_keeps_line_format(editor: Client, market: Market) -
      ("environment", "DJANGO_SECRET_KEY", "never given"), ("env", "A", "must look like NAME=value"),
      ("env", "A=1\nA=2", "there twice"), ("env", 'A="x', "not a JSON text")],
 )  # fmt: skip
-def test_flow_form_shows_errors_at_fields(editor: Client, market: Market, field: str, value: str, words: str) -> None:
+def test_flow_form_shows_errors_at_fields(editor, market, field, value, words):
     """Those of its own format, and some of the rules; `rpa_tasks/api/test_validation` has all of these."""
     page = read_refusal(editor, url("flow_add"), {**FLOW, "platform": market.pdd.pk, field: value})
     assert words in str(page["adminform"].form.errors[field])
     assert not Flow.objects.filter(task_type="reply").exists()
 
 
-def test_commands_need_a_right_beside_that_to_edit_flows(as_member: Callable[[str], Client], market: Market) -> None:
+def test_commands_need_a_right_beside_that_to_edit_flows(as_member, market):
     change, add = url("flow_change", market.sync.pk), url("flow_add")
     form = {**FLOW, "command": "/bin/sh\n{param}", "timeout": "77s", "path": "/opt/tools"}
     new = {**form, "platform": market.pdd.pk, "task_type": "another"}
@@ -329,12 +319,10 @@ def test_commands_need_a_right_beside_that_to_edit_flows(as_member: Callable[[st
         assert (flow.command, flow.path, flow.environment) == (["/bin/sh", "{param}"], ["/opt/tools"], ["DATABASE_URL"])
 
 
-def test_save_that_is_tried_again_warns_once(
-    as_member: Callable[[str], Client], market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_that_is_tried_again_warns_once(as_member, market, monkeypatch):
     checks = iter([IntegrityError("its reference is gone")])
 
-    def check_constraints() -> None:
+    def check_constraints():
         for error in checks:
             raise error
 
@@ -344,9 +332,7 @@ def test_save_that_is_tried_again_warns_once(
     assert [str(each).count("cannot be started") for each in page.context["messages"]].count(1) == 1
 
 
-def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(
-    as_member: Callable[[str], Client], market: Market
-) -> None:
+def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(as_member, market):
     """Also on the pages of its history, which need only the right to view."""
     flow = market.sync
     for value in ("first-value", "second-value"):
@@ -364,7 +350,7 @@ def test_values_of_fixed_variables_are_shown_to_editors_of_commands_only(
         assert leaks == ([pages[0]] if role == "admin" else []), role
 
 
-def test_flow_form_keeps_values_that_a_line_cannot_hold(editor: Client, market: Market) -> None:
+def test_flow_form_keeps_values_that_a_line_cannot_hold(editor, market):
     """They come from a configuration file, and an edit of something else stores the whole form."""
     env = {"KEY": "-----BEGIN\nA=1\n", "GAP": " x ", "QUOTED": '"x"', "EMPTY": ""}
     Flow.objects.filter(pk=market.sync.pk).update(env=env)
@@ -376,7 +362,7 @@ def test_flow_form_keeps_values_that_a_line_cannot_hold(editor: Client, market: 
     assert (flow.timeout, flow.env) == (timedelta(seconds=77), env)
 
 
-def test_number_of_an_address_that_is_too_long_names_no_row(editor: Client, market: Market) -> None:
+def test_number_of_an_address_that_is_too_long_names_no_row(editor, market):
     """Python reads at most 4,300 digits."""
     long = "1" * 5_000
     assert "No shop was chosen" in text(editor.get(url("shop_run_now_many"), {"shops": long}))
@@ -390,7 +376,7 @@ SCHEDULE = {
 }  # fmt: skip
 
 
-def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, market: Market) -> None:
+def test_schedule_form_creates_edits_and_deletes_periodic_task(editor, market):
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
     assert json.loads(row.kwargs) == {
@@ -420,7 +406,7 @@ def test_schedule_form_creates_edits_and_deletes_periodic_task(editor: Client, m
     ]
 
 
-def test_schedule_form_takes_one_of_two_equal_intervals(editor: Client, market: Market) -> None:
+def test_schedule_form_takes_one_of_two_equal_intervals(editor, market):
     for _ in range(2):
         IntervalSchedule.objects.create(every=10, period="minutes")
     assert editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk}).status_code == 302
@@ -434,7 +420,7 @@ def test_schedule_form_takes_one_of_two_equal_intervals(editor: Client, market: 
         assert (row.name, row.interval) == (f"at {other.pk}", other), "it stays at its own"
 
 
-def test_schedule_form_overwrites_no_later_edit(editor: Client, market: Market) -> None:
+def test_schedule_form_overwrites_no_later_edit(editor, market):
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get()
     address = url("shop_schedule", row.pk)
@@ -449,7 +435,7 @@ def test_schedule_form_overwrites_no_later_edit(editor: Client, market: Market) 
     assert (str(row.interval), row.last_run_at) == ("every 30 minutes", ran)
 
 
-def test_schedule_form_refuses_values_that_cannot_run(editor: Client, market: Market) -> None:
+def test_schedule_form_refuses_values_that_cannot_run(editor, market):
     form = {**SCHEDULE, "flow": market.sync.pk, "name": "taken"}
     editor.post(url("shop_schedule_add"), form)
     for field, value, words in (
@@ -461,7 +447,7 @@ def test_schedule_form_refuses_values_that_cannot_run(editor: Client, market: Ma
     assert PeriodicTask.objects.filter(task="rpa_tasks.publish_for_shops").count() == 1
 
 
-def test_schedule_pages_name_retired_shops_and_ignore_other_periodic_tasks(editor: Client, market: Market) -> None:
+def test_schedule_pages_name_retired_shops_and_ignore_other_periodic_tasks(editor, market):
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "shops": "s2"})
     Shop.objects.filter(pk=market.s2.pk).update(retired_at=now())
     every = IntervalSchedule.objects.create(every=1, period="minutes")
@@ -472,7 +458,7 @@ def test_schedule_pages_name_retired_shops_and_ignore_other_periodic_tasks(edito
     assert ("there is no shop “s2”" in page, "scheduling.dispatch_due" in page) == (True, False)
 
 
-def test_schedule_that_was_written_past_the_form_stops_no_page(editor: Client, market: Market) -> None:
+def test_schedule_that_was_written_past_the_form_stops_no_page(editor, market):
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
     wrong = {"platform": "pdd", "task_type": "sync_order", "shops": 5, "spread_seconds": "ten", "due_seconds": 1e300}
@@ -491,7 +477,7 @@ def test_schedule_that_was_written_past_the_form_stops_no_page(editor: Client, m
     assert "\\ud800" in form["payload"].value()
 
 
-def test_schedule_keeps_spans_that_are_no_whole_minutes(editor: Client, market: Market) -> None:
+def test_schedule_keeps_spans_that_are_no_whole_minutes(editor, market):
     """30 seconds of spread became none, so that all shops started at once."""
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
     row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
@@ -505,9 +491,7 @@ def test_schedule_keeps_spans_that_are_no_whole_minutes(editor: Client, market: 
     assert (row.name, json.loads(row.kwargs)) == ("new", arguments)
 
 
-def test_node_without_report_is_marked_and_deletable(
-    editor: Client, as_member: Callable[[str], Client], market: Market
-) -> None:
+def test_node_without_report_is_marked_and_deletable(editor, as_member, market):
     for name, minutes in (("here", 0), ("gone", 5)):
         seen = now() - timedelta(minutes=minutes)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5, queues=["high"])
@@ -519,9 +503,7 @@ def test_node_without_report_is_marked_and_deletable(
     assert [node.name for node in ExecutionNode.objects.all()] == ["here"]
 
 
-def test_node_page_drains_releases_and_resumes(
-    as_member: Callable[[str], Client], operator: Client, viewer: Client, market: Market
-) -> None:
+def test_node_page_drains_releases_and_resumes(as_member, operator, viewer, market):
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
     market.running("s2")
     Lane.objects.update(home="n1")
@@ -550,7 +532,7 @@ def test_node_page_drains_releases_and_resumes(
     assert ExecutionNode.objects.get().draining_at is None
 
 
-def test_reported_login_counts_or_is_checked_by_the_flow_of_the_platform(operator: Client, market: Market) -> None:
+def test_reported_login_counts_or_is_checked_by_the_flow_of_the_platform(operator, market):
     page = url("shop_confirm_login", market.s1.pk)
     needed = {"login_state": LoginState.NEEDED, "login_lost_at": now()}
     Shop.objects.filter(pk=market.s1.pk).update(**needed)
@@ -574,7 +556,7 @@ def test_reported_login_counts_or_is_checked_by_the_flow_of_the_platform(operato
     assert "check: Ended with exit code 1" in row_of(operator, market.s1)
 
 
-def test_platform_form_takes_only_a_check_of_its_own_flows(editor: Client, market: Market) -> None:
+def test_platform_form_takes_only_a_check_of_its_own_flows(editor, market):
     form = {"name": "", "backlog_limit": "5", "breaker_threshold": "3", "waits_for_home": "on"}
     form["row_version"] = shown_version(editor, "platform", market.pdd)
     page = url("platform_change", market.pdd.pk)
@@ -583,9 +565,7 @@ def test_platform_form_takes_only_a_check_of_its_own_flows(editor: Client, marke
     assert Platform.objects.get(key="pdd").check_task_type == "sync_order"
 
 
-def test_run_selected_publishes_round(
-    as_member: Callable[[str], Client], market: Market, sent_wakeups: list[Any]
-) -> None:
+def test_run_selected_publishes_round(as_member, market, sent_wakeups):
     superuser = as_member("admin")
     order = {**SCHEDULE, "flow": market.sync.pk, "spread": "0", "payload": '{"day": 1}'}
     superuser.post(url("shop_schedule_add"), order)

@@ -31,7 +31,7 @@ class Market:
 
 
 @pytest.fixture
-def market(db: None) -> Market:
+def market(db) -> Market:
     return Market()
 
 
@@ -39,12 +39,12 @@ def market(db: None) -> Market:
 
 
 @pytest.fixture
-def key(transactional_db: None) -> str:
+def key(transactional_db) -> str:
     return commands.create_api_key("shop", [Scope.RPA, Scope.RPA_CONFIGURE])
 
 
 @pytest.fixture
-def api(server: str, key: str, market: Market) -> Client:
+def api(server, key, market) -> Client:
     """A client that may do what this API offers, and nothing else."""
     return Client(server, key)
 

@@ -1,17 +1,12 @@
 """Browser settings of shops and platforms: precedence, validation, files, forms and the API."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import translation
-from pytest_django import Settings
 
-from rpa_tasks.admin.platform import BrowserForm, PlatformForm
+from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop import ShopForm
 from rpa_tasks.browser_settings import check_browser_settings, resolve_launch_settings
 from rpa_tasks.browsers.launch import LaunchSettings, NoBrowser
@@ -19,11 +14,9 @@ from rpa_tasks.models import Platform, Shop
 from scheduling.errors import ErrorCollector
 from scheduling.models import encrypted
 from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
-Apply = Callable[..., str]
 SECRET = {"username": "u-platform", "password": "p-platform"}
 FILE = """
 platforms:
@@ -41,7 +34,7 @@ shops:
 """
 
 
-def resolve(platform: dict[str, Any], shop: dict[str, Any], *secrets: dict[str, str]) -> LaunchSettings:
+def resolve(platform, shop, *secrets):
     market = Market()
     market.pdd.browser, market.pdd.proxy_secret = platform, secrets[0] if secrets else {}
     market.pdd.save()
@@ -61,14 +54,12 @@ def resolve(platform: dict[str, Any], shop: dict[str, Any], *secrets: dict[str, 
         ({"proxy_url": "direct"}, {"username": "u", "password": "p"}, ("", "", "")),
     ],
 )
-def test_password_of_platform_goes_only_to_its_proxy(
-    shop: dict[str, Any], secret: dict[str, str], expected: tuple[str, ...]
-) -> None:
+def test_password_of_platform_goes_only_to_its_proxy(shop, secret, expected):
     found = resolve({"proxy_url": "http://p:1"}, shop, SECRET, secret)
     assert (found.proxy_url, found.username, found.password) == expected
 
 
-def test_password_that_node_cannot_decrypt_is_named(settings: Settings) -> None:
+def test_password_that_node_cannot_decrypt_is_named(settings):
     settings.AFTERTOUCH_RPA_SECRETS_KEYS = ["k" * 43]
     encrypted.build_cipher.cache_clear()
     try:
@@ -110,7 +101,7 @@ def test_password_that_node_cannot_decrypt_is_named(settings: Settings) -> None:
         ("proxy.username", "a:b"), ("proxy.username", "a\nb"), ("proxy.username", "é" * 128),
     ],
 )  # fmt: skip
-def test_bad_setting_is_refused_by_name(path: str, bad: Any) -> None:
+def test_bad_setting_is_refused_by_name(path, bad):
     found = ErrorCollector()
     check_browser_settings({f"browser.{path}": bad}, found)
     assert [each.field for each in found.errors] == [f"browser.{path}"]
@@ -134,18 +125,16 @@ def test_bad_setting_is_refused_by_name(path: str, bad: Any) -> None:
         ({"proxy_url": "http://p:1"}, {"cdp_url": "http://x:1"}, LaunchSettings(cdp_url="http://x:1")),
     ],
 )
-def test_setting_of_shop_precedes_platform(
-    platform: dict[str, Any], shop: dict[str, Any], expected: LaunchSettings
-) -> None:
+def test_setting_of_shop_precedes_platform(platform, shop, expected):
     assert resolve(platform, shop) == expected
 
 
-def test_proxy_of_shop_is_not_lost_on_browser_elsewhere() -> None:
+def test_proxy_of_shop_is_not_lost_on_browser_elsewhere():
     with pytest.raises(NoBrowser, match="own"):
         resolve({"cdp_url": "http://b-{shop_id}:9222"}, {"proxy_url": "http://p:1"})
 
 
-def test_browser_elsewhere_belongs_to_one_shop(market: Market) -> None:
+def test_browser_elsewhere_belongs_to_one_shop(market):
     market.s2.browser = {"cdp_url": "http://x:1"}
     market.s2.save()
     form = fill(market.s1, browser_cdp_url="http://x:1")
@@ -159,7 +148,7 @@ def test_browser_elsewhere_belongs_to_one_shop(market: Market) -> None:
         shop.save()
 
 
-def test_platform_cannot_share_a_browser() -> None:
+def test_platform_cannot_share_a_browser():
     found = ErrorCollector()
     check_browser_settings(
         {"browser.provider.cdp_url": "http://x:1", "browser.window": "800x600"}, found, is_platform=True
@@ -171,7 +160,7 @@ TEMPLATE = {"cdp_url": "http://b-{shop_id}:9222"}
 
 
 @each_row("address", ["http://h:1/", "http://H:1", "http://h:01"])
-def test_other_text_of_one_address_is_the_same_browser(market: Market, address: str) -> None:
+def test_other_text_of_one_address_is_the_same_browser(market, address):
     found = ErrorCollector()
     check_browser_settings({"browser.provider.cdp_url": address}, found, taken={"http://h:1": "pdd/s2"})
     assert [each.field for each in found.errors] == ["browser.provider.cdp_url"]
@@ -181,7 +170,7 @@ def test_other_text_of_one_address_is_the_same_browser(market: Market, address: 
     assert Shop.objects.get(pk=market.s1.pk).browser == {"cdp_url": "http://h:1"}
 
 
-def test_file_stores_one_text_of_an_address(apply: Apply, export: Apply) -> None:
+def test_file_stores_one_text_of_an_address(apply, export):
     text = FILE.replace("proxy: {url: direct}", "provider: {cdp_url: 'http://H:01/'}").split("      timezone")[0]
     text += "      provider: {cdp_url: 'http://H:01/'}\n"
     apply(text)
@@ -189,9 +178,7 @@ def test_file_stores_one_text_of_an_address(apply: Apply, export: Apply) -> None
     assert apply(text) == "no changes\n"
 
 
-def test_shop_cannot_name_the_browser_that_a_template_gives_to_another(
-    market: Market, refusal_of: Callable[..., list[str]]
-) -> None:
+def test_shop_cannot_name_the_browser_that_a_template_gives_to_another(market, refusal_of):
     Platform.objects.filter(pk=market.pdd.pk).update(browser=TEMPLATE)
     market.s1.platform.refresh_from_db()
     assert set(fill(market.s1, browser_cdp_url="http://B-S2:9222").errors) == {"browser_cdp_url"}
@@ -201,7 +188,7 @@ def test_shop_cannot_name_the_browser_that_a_template_gives_to_another(
     assert any("shops[1].browser.provider.cdp_url" in line for line in refused)
 
 
-def test_shop_cannot_inherit_the_browser_of_another(market: Market) -> None:
+def test_shop_cannot_inherit_the_browser_of_another(market):
     Platform.objects.filter(pk=market.pdd.pk).update(browser=TEMPLATE)
     other = Platform.objects.create(key="temu")
     Shop.objects.create(platform=other, shop_id="x", browser={"cdp_url": "http://b-s1:9222"})
@@ -210,7 +197,7 @@ def test_shop_cannot_inherit_the_browser_of_another(market: Market) -> None:
     assert fill(market.s1, browser_cdp_url="own").is_valid()
 
 
-def test_platform_cannot_give_the_browser_of_another_shop(market: Market, refusal_of: Callable[..., list[str]]) -> None:
+def test_platform_cannot_give_the_browser_of_another_shop(market, refusal_of):
     other = Platform.objects.create(key="temu", browser=TEMPLATE)
     Shop.objects.create(platform=other, shop_id="s2")
     found = ErrorCollector()
@@ -226,7 +213,7 @@ def test_platform_cannot_give_the_browser_of_another_shop(market: Market, refusa
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_file_stores_and_exports_browser_settings(apply: Apply, export: Apply) -> None:
+def test_file_stores_and_exports_browser_settings(apply, export):
     apply(FILE)
     shop = Shop.objects.select_related("platform").get()
     assert shop.platform.proxy_secret == {"username": "gate", "password": "pass:1"}
@@ -241,7 +228,7 @@ def test_file_stores_and_exports_browser_settings(apply: Apply, export: Apply) -
         assert "pass" not in cursor.fetchone()[0]
 
 
-def test_changed_password_is_hidden_in_difference(apply: Apply) -> None:
+def test_changed_password_is_hidden_in_difference(apply):
     apply(FILE)
     said = apply(FILE.replace("pass:1", "pass:2").replace("1366x768", "1280x720"))
     assert "browser.proxy.password: (secret) → (secret)" in said
@@ -250,9 +237,7 @@ def test_changed_password_is_hidden_in_difference(apply: Apply) -> None:
 
 
 @each_row("secret", ["username: gate", 'password: "pass:1"'])
-def test_file_keeps_no_password_for_another_proxy(
-    apply: Apply, export: Apply, refusal_of: Callable[..., list[str]], secret: str
-) -> None:
+def test_file_keeps_no_password_for_another_proxy(apply, export, refusal_of, secret):
     apply(FILE)
     other = FILE.replace("gateway.example", "evil.example").replace(secret, f"{secret.partition(':')[0]}: (kept)")
     problem = "browser.proxy.password: must be entered with the user name for another proxy"
@@ -265,7 +250,7 @@ def test_file_keeps_no_password_for_another_proxy(
 OWN_PASSWORD = FILE.replace("{url: direct}", '{username: u, password: "own:1"}')
 
 
-def test_file_sends_no_password_of_a_shop_to_another_proxy(apply: Apply, refusal_of: Callable[..., list[str]]) -> None:
+def test_file_sends_no_password_of_a_shop_to_another_proxy(apply, refusal_of):
     apply(OWN_PASSWORD)
     other = OWN_PASSWORD.replace("gateway.example", "evil.example")
     problem = "would get the own passwords of s1; remove them from these shops first"
@@ -278,8 +263,8 @@ def test_file_sends_no_password_of_a_shop_to_another_proxy(apply: Apply, refusal
     apply(other.replace(*own_proxy))
 
 
-def test_file_names_each_bad_browser_setting(refusal_of: Callable[..., list[str]]) -> None:
-    def list_paths(text: str) -> set[str]:
+def test_file_names_each_bad_browser_setting(refusal_of):
+    def list_paths(text):
         return {line.partition(": ")[0] for line in refusal_of(text)}
 
     assert "platforms[0].browser.proxy.password" in list_paths(FILE.replace("pass:1", "(kept)"))
@@ -291,7 +276,7 @@ def test_file_names_each_bad_browser_setting(refusal_of: Callable[..., list[str]
 # --- the form ---------------------------------------------------------------------------------------------------------
 
 
-def fill(row: Shop | Platform, form_class: type[BrowserForm] = ShopForm, **changes: Any) -> BrowserForm:
+def fill(row, form_class=ShopForm, **changes):
     row = type(row)._default_manager.get(pk=row.pk)
     form = form_class(instance=row)
     shown = {name: form.get_initial_for_field(field, name) for name, field in form.fields.items()}
@@ -299,7 +284,7 @@ def fill(row: Shop | Platform, form_class: type[BrowserForm] = ShopForm, **chang
     return form_class({**data, **changes}, instance=row)
 
 
-def test_form_stores_settings_and_keeps_password(market: Market) -> None:
+def test_form_stores_settings_and_keeps_password(market):
     given = {
         "browser_proxy_url": "http://p:1",
         "secret_username": "u",
@@ -323,7 +308,7 @@ def test_form_stores_settings_and_keeps_password(market: Market) -> None:
     assert "secret" not in fill(shop).fields["secret_password"].widget.attrs.get("value", "")
 
 
-def test_form_keeps_no_password_for_another_proxy(market: Market) -> None:
+def test_form_keeps_no_password_for_another_proxy(market):
     market.s1.browser, market.s1.proxy_secret = {"proxy_url": "http://p:1"}, {"username": "u", "password": "p"}
     market.s1.save()
     form = fill(market.s1, browser_proxy_url="http://evil:1")
@@ -331,7 +316,7 @@ def test_form_keeps_no_password_for_another_proxy(market: Market) -> None:
     assert fill(market.s1, browser_proxy_url="http://q:1", secret_username="-", secret_password="-").is_valid()
 
 
-def test_form_sends_no_password_of_a_shop_to_another_proxy(market: Market) -> None:
+def test_form_sends_no_password_of_a_shop_to_another_proxy(market):
     market.pdd.browser, market.s1.proxy_secret = {"proxy_url": "http://p:1"}, {"username": "u", "password": "p"}
     market.pdd.save()
     market.s1.save()
@@ -339,7 +324,7 @@ def test_form_sends_no_password_of_a_shop_to_another_proxy(market: Market) -> No
     assert set(fill(market.pdd, PlatformForm, browser_proxy_url="http://evil:1").errors) == {"browser_proxy_url"}
 
 
-def test_chinese_page_shows_no_english_in_an_error(market: Market) -> None:
+def test_chinese_page_shows_no_english_in_an_error(market):
     market.pdd.browser = {"proxy_url": "http://p:1"}
     market.pdd.save()
     for number in range(7):
@@ -351,7 +336,7 @@ def test_chinese_page_shows_no_english_in_an_error(market: Market) -> None:
     assert address[0].endswith("必须是地址，例如 http://host.example:8080, socks5://host.example:8080")
 
 
-def test_form_names_bad_settings(market: Market) -> None:
+def test_form_names_bad_settings(market):
     for flags in ("--no-sandbox", "--hide-scrollbars\0"):
         form = fill(market.s1, browser_language="x", browser_flags=flags, secret_password="p")
         assert set(form.errors) == {"browser_language", "browser_flags", "secret_username"}
@@ -362,7 +347,7 @@ def test_form_names_bad_settings(market: Market) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @each_row("path", ["/rpa/shops/pdd/s1/browser", "/rpa/platforms/pdd/browser"])
-def test_api_replaces_settings_without_showing_password(api: Client, path: str) -> None:
+def test_api_replaces_settings_without_showing_password(api, path):
     proxy = {"url": "http://p:1", "username": "u", "password": "p4ss"}
     answer = api("PUT", path, {"timezone": "Asia/Shanghai", "proxy": proxy})
     assert answer.status_code == 200, answer.text
@@ -379,7 +364,7 @@ def test_api_replaces_settings_without_showing_password(api: Client, path: str) 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_api_names_each_bad_setting(api: Client) -> None:
+def test_api_names_each_bad_setting(api):
     body = {"language": "x", "flags": ["--no-sandbox"], "proxy": {"url": "ftp://p:1", "password": "p"}}
     answer = api("PUT", "/rpa/shops/pdd/s1/browser", body)
     fields = {each["field"] for each in answer.json()["errors"]}
@@ -388,7 +373,7 @@ def test_api_names_each_bad_setting(api: Client) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_api_sends_no_password_of_a_shop_to_another_proxy(api: Client) -> None:
+def test_api_sends_no_password_of_a_shop_to_another_proxy(api):
     platform = "/rpa/platforms/pdd/browser"
     assert api("PUT", platform, {"proxy": {"url": "http://p:1"}}).status_code == 200
     assert api("PUT", "/rpa/shops/pdd/s1/browser", {"proxy": {"username": "u", "password": "p"}}).status_code == 200

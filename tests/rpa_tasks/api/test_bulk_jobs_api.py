@@ -1,8 +1,5 @@
 """Bulk actions on jobs over HTTP, and who may start, read and stop them."""
 
-from __future__ import annotations
-
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 JOB = {"platform": "pdd", "task_type": "sync_order", "delay_seconds": 3_600}
 
 
-def test_bulk_action_changes_matching_jobs(api: Client) -> None:
+def test_bulk_action_changes_matching_jobs(api):
     for shop_id in ("s1", "s2"):
         api("POST", "/rpa/jobs", {**JOB, "shop_id": shop_id})
     wish = {"action": "priority", "filter": {"platform": "pdd", "shop": "s1"}, "given": {"priority": "high"}}
@@ -35,7 +32,7 @@ def test_bulk_action_changes_matching_jobs(api: Client) -> None:
     assert dict(Job.objects.values_list("shop__shop_id", "priority")) == {"s1": 0, "s2": 1}
 
 
-def test_bulk_filters_select_jobs(api: Client) -> None:
+def test_bulk_filters_select_jobs(api):
     for shop_id, change in {"s1": {"priority": "high"}, "s2": {"payload": {"note": "abc"}}}.items():
         api("POST", "/rpa/jobs", {**JOB, "shop_id": shop_id, **change})
     key = str(new_id())
@@ -75,7 +72,7 @@ def test_bulk_filters_select_jobs(api: Client) -> None:
         ({"per_second": 1_000}, "per_second"),
     ],
 )
-def test_bulk_jobs_errors_name_the_field(api: Client, change: dict[str, Any], field: str) -> None:
+def test_bulk_jobs_errors_name_the_field(api, change, field):
     Shop.objects.get_or_create(platform=Platform.objects.get_or_create(key="temu")[0], shop_id="s1")
     answer = api("POST", "/rpa/jobs/bulk", {"action": "cancel", "filter": {}, **change})
     assert answer.status_code == 422, answer.text
@@ -83,7 +80,7 @@ def test_bulk_jobs_errors_name_the_field(api: Client, change: dict[str, Any], fi
     assert not BulkAction.objects.exists()
 
 
-def test_bulk_jobs_scopes(api: Client) -> None:
+def test_bulk_jobs_scopes(api):
     api("POST", "/rpa/jobs", {**JOB, "shop_id": "s1", "payload": {"secret": "abc"}})
     keys = {
         scope: Client(api.address, commands.create_api_key(scope, [scope]))
@@ -105,7 +102,7 @@ def test_bulk_jobs_scopes(api: Client) -> None:
 
 
 @pytest.mark.parametrize("handles", [True, False])
-def test_bulk_run_again_retries_failed_tasks_only_with_their_scope(api: Client, handles: bool) -> None:
+def test_bulk_run_again_retries_failed_tasks_only_with_their_scope(api, handles):
     task_id = api("POST", "/rpa/jobs", {**JOB, "shop_id": "s1"}).json()["task_id"]
     Job.objects.update(state="failed", settled_at=now(), lease_until=None, fresh=False)
     record_failed_job(UUID(task_id))

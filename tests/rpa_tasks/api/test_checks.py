@@ -1,30 +1,24 @@
 """What the system checks find before a job does."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from django.core.checks import run_checks
 from django.db import connection
 from django.utils.timezone import now
-from pytest_django import DjangoAssertNumQueries, Settings
 
 from rpa_tasks import checks, isolation
 from rpa_tasks.browsers import chromium
 from rpa_tasks.models import Flow
-from tests.rpa_tasks.api.conftest import Market
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
 
-def found(*databases: str) -> list[tuple[str | None, str]]:
+def found(*databases):
     ours = [each for each in run_checks(databases=databases or None) if (each.id or "").startswith("rpa_tasks.")]
     return [(each.id, each.msg) for each in ours]
 
 
-def test_check_warns_of_missing_flow_program(market: Market) -> None:
+def test_check_warns_of_missing_flow_program(market):
     market.flow("retired", command=["nope"], retired_at=now())
     assert found("default") == []
     Flow.objects.filter(pk=market.sync.pk).update(command=["/nowhere/rpa-cli", "{param}"])
@@ -34,7 +28,7 @@ def test_check_warns_of_missing_flow_program(market: Market) -> None:
     assert "/nowhere/rpa-cli" in message
 
 
-def test_check_searches_the_program_in_the_folder_of_its_flow(market: Market, tmp_path: Path) -> None:
+def test_check_searches_the_program_in_the_folder_of_its_flow(market, tmp_path):
     tool = tmp_path / "tool"
     Flow.objects.update(command=["./tool", "{param}"], cwd=str(tmp_path))
     assert [id for id, _ in found("default")] == ["rpa_tasks.W001"]
@@ -42,17 +36,13 @@ def test_check_searches_the_program_in_the_folder_of_its_flow(market: Market, tm
     assert found("default") == []
 
 
-def test_check_without_database_runs_no_query(
-    market: Market, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_check_without_database_runs_no_query(market, django_assert_num_queries):
     Flow.objects.update(command=["nope"])
     with django_assert_num_queries(0):
         assert found() == []
 
 
-def test_check_before_first_migration_and_during_upgrade_reports_nothing(
-    market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_before_first_migration_and_during_upgrade_reports_nothing(market, monkeypatch):
     Flow.objects.update(command=["nope"])
     with monkeypatch.context() as first:
         first.setattr(connection.introspection, "table_names", lambda *_: ["auth_user"])
@@ -68,9 +58,7 @@ def test_check_before_first_migration_and_during_upgrade_reports_nothing(
         (0, True, False, ["rpa_tasks.W006"]), (1000, True, False, ["rpa_tasks.W006"]),
     ],
 )  # fmt: skip
-def test_deploy_check_warns_of_browser_without_sandbox(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, uid: int, isolated: bool, namespaces: bool, expected: list[str]
-) -> None:
+def test_deploy_check_warns_of_browser_without_sandbox(settings, monkeypatch, uid, isolated, namespaces, expected):
     settings.AFTERTOUCH_ROLE = "execution"
     settings.RPA_CHROMIUM_PATH = "/bin/sh"
     monkeypatch.setattr("os.geteuid", lambda: uid)

@@ -1,10 +1,6 @@
 """`platforms`, `flows` and `shops` in a file: read, judged, stored, exported."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -14,8 +10,6 @@ from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
 
 pytestmark = pytest.mark.django_db
 
-Apply = Callable[..., str]
-Refused = Callable[..., list[str]]
 DEMO = ROOT / "examples" / "demo_shop" / "shops.yaml"
 
 MARKET = """
@@ -61,7 +55,7 @@ shops:
 """
 
 
-def test_apply_market_stores_defaults(apply: Apply) -> None:
+def test_apply_market_stores_defaults(apply):
     assert apply(MARKET) == "platforms\n  + pdd\nflows\n  + pdd/sync_order\nshops\n  + pdd/s1\napplied\n"
     flow, shop = Flow.objects.get(), Shop.objects.get()
     assert (flow.name, flow.command[0], flow.timeout) == ("pdd_sync_order", "true", timedelta(minutes=10))
@@ -71,7 +65,7 @@ def test_apply_market_stores_defaults(apply: Apply) -> None:
     assert Lane.objects.filter(shop=shop).exists()
 
 
-def test_apply_market_stores_all_keys(apply: Apply) -> None:
+def test_apply_market_stores_all_keys(apply):
     apply(EVERYTHING)
     platform, flow, shop = Platform.objects.get(), Flow.objects.get(), Shop.objects.get()
     assert (platform.dedicated_queue, platform.paused, platform.backlog_limit, platform.breaker_threshold) == (
@@ -90,7 +84,7 @@ def test_apply_market_stores_all_keys(apply: Apply) -> None:
     assert (shop.dedicated_queue, shop.paused, shop.profile, shop.backlog_limit) == (True, True, "old.1", 9)
 
 
-def test_apply_of_export_changes_nothing(apply: Apply, export: Apply) -> None:
+def test_apply_of_export_changes_nothing(apply, export):
     for text in (MARKET, EVERYTHING):
         apply(text)
         before = export()
@@ -98,7 +92,7 @@ def test_apply_of_export_changes_nothing(apply: Apply, export: Apply) -> None:
         assert export() == before
 
 
-def test_apply_section_retires_unlisted_shops(apply: Apply) -> None:
+def test_apply_section_retires_unlisted_shops(apply):
     apply(MARKET)
     assert apply("shops: [{platform: pdd, shop_id: s2}]") == "shops\n  + pdd/s2\n  - pdd/s1 (retired)\napplied\n"
     assert Shop.objects.get(shop_id="s1").retired_at
@@ -106,7 +100,7 @@ def test_apply_section_retires_unlisted_shops(apply: Apply) -> None:
     assert Shop.objects.get(shop_id="s1").retired_at is None
 
 
-def test_apply_keeps_platform_that_is_in_use(apply: Apply, refusal_of: Refused) -> None:
+def test_apply_keeps_platform_that_is_in_use(apply, refusal_of):
     apply(MARKET)
     assert refusal_of("platforms: []")[:2] == [
         "platforms: platform “pdd” is not listed, but flow “pdd/sync_order” still uses it",
@@ -115,7 +109,7 @@ def test_apply_keeps_platform_that_is_in_use(apply: Apply, refusal_of: Refused) 
     assert "pdd (retired)" in apply("{platforms: [], flows: [], shops: []}")
 
 
-def test_apply_notes_jobs_that_retirement_cancels(apply: Apply, sent_wakeups: list[Any]) -> None:
+def test_apply_notes_jobs_that_retirement_cancels(apply, sent_wakeups):
     apply(MARKET)
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
     said = apply("{shops: [], flows: []}", "--dry-run")
@@ -128,7 +122,7 @@ def test_apply_notes_jobs_that_retirement_cancels(apply: Apply, sent_wakeups: li
 # --- paused shops ---------------------------------------------------------------------------------------------------
 
 
-def test_apply_without_pause_key_keeps_pause(apply: Apply) -> None:
+def test_apply_without_pause_key_keeps_pause(apply):
     apply(MARKET)
     Shop.objects.update(paused=True)
     Platform.objects.update(paused=True)
@@ -140,7 +134,7 @@ def test_apply_without_pause_key_keeps_pause(apply: Apply) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["name: 拼多多", "name: 旗舰店"])
-def test_apply_that_ends_pause_wakes_shop(apply: Apply, sent_wakeups: list[Any], where: str) -> None:
+def test_apply_that_ends_pause_wakes_shop(apply, sent_wakeups, where):
     apply(MARKET.replace(where, f"{where}, paused: true"))
     publish_job(PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order"))
     sent_wakeups.clear()
@@ -199,7 +193,7 @@ BAD_PLATFORMS = [
 ]
 
 
-def test_apply_with_invalid_rows_names_problem(refusal_of: Refused) -> None:
+def test_apply_with_invalid_rows_names_problem(refusal_of):
     flow = "{platforms: [{key: pdd}], flows: [{platform: pdd, task_type: sync, idempotent: true, {}}]}"
     texts = [(f"{{platforms: [{{key: pdd}}], shops: [{row}]}}", problem) for row, problem in BAD_SHOPS]
     texts += [(flow.replace("{}", row), problem) for row, problem in BAD_FLOWS]
@@ -213,7 +207,7 @@ def test_apply_with_invalid_rows_names_problem(refusal_of: Refused) -> None:
     assert not Flow.objects.exists()
 
 
-def test_apply_refuses_equal_default_profiles(refusal_of: Refused) -> None:
+def test_apply_refuses_equal_default_profiles(refusal_of):
     said = refusal_of(
         """
         platforms: [{key: a}, {key: a-b}]
@@ -223,7 +217,7 @@ def test_apply_refuses_equal_default_profiles(refusal_of: Refused) -> None:
     assert said[0] == "shops[1].profile_id: browser profile “a-b-c” is used at shops[0] too"
 
 
-def test_apply_names_the_collisions_of_a_shop(refusal_of: Refused) -> None:
+def test_apply_names_the_collisions_of_a_shop(refusal_of):
     browser = 'browser: {provider: {cdp_url: "http://x:1"}}'
     first = f"{{platform: pdd, shop_id: s0, profile_id: one, {browser}}}"
     profile = "shops[1].profile_id: browser profile “one” is used at shops[0] too"
@@ -237,7 +231,7 @@ def test_apply_names_the_collisions_of_a_shop(refusal_of: Refused) -> None:
         assert refusal_of(text)[:-1] == problems
 
 
-def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused) -> None:
+def test_apply_refuses_profile_of_retired_shop(apply, refusal_of):
     apply(EVERYTHING)
     said = refusal_of("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")
     assert said[0] == "shops[0].profile_id: browser profile “old.1” belongs to pdd/s1; set another one"
@@ -245,13 +239,13 @@ def test_apply_refuses_profile_of_retired_shop(apply: Apply, refusal_of: Refused
     assert refusal_of("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")[0] == said[0]
 
 
-def test_apply_requires_whether_a_flow_is_idempotent(refusal_of: Refused) -> None:
+def test_apply_requires_whether_a_flow_is_idempotent(refusal_of):
     """The form asks for it, too: a wrong guess repeats an effect, or leaves work to a person."""
     flow = '{platform: pdd, task_type: sync, command: ["true", "{param}"]}'
     assert refusal_of(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")[0] == "flows[0].idempotent: is missing"
 
 
-def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
+def test_apply_notes_program_missing_on_this_machine(apply):
     flow = '{platform: pdd, task_type: sync, idempotent: true, command: [no-such-program, "{param}"]}'
     said = apply(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")
     assert "flow pdd/sync: no-such-program was not found on this machine" in said
@@ -259,7 +253,7 @@ def test_apply_notes_program_missing_on_this_machine(apply: Apply) -> None:
     assert Flow.objects.get().command[0] == "no-such-program"
 
 
-def test_check_names_a_flow_of_its_own_platform_that_stays(apply: Apply, refusal_of: Refused) -> None:
+def test_check_names_a_flow_of_its_own_platform_that_stays(apply, refusal_of):
     flow = '{platform: %s, task_type: login, idempotent: true, command: ["true", "{param}"]}'
     platforms = "platforms: [{key: pdd, check: login}, {key: temu}]"
     assert refusal_of(f"{{{platforms}, flows: [{flow % 'temu'}]}}")[0].startswith("platforms[0].check: pdd has no")
@@ -272,7 +266,7 @@ def test_check_names_a_flow_of_its_own_platform_that_stays(apply: Apply, refusal
 # --- the demo's file --------------------------------------------------------------------------------------------------
 
 
-def test_apply_of_demo_file_works(apply: Apply, export: Apply) -> None:
+def test_apply_of_demo_file_works(apply, export):
     apply(DEMO.read_text(encoding="utf-8"))
     assert [str(shop.shop_id) for shop in Shop.objects.all()] == ["s1", "s2", "s3"]
     for flow in Flow.objects.all():

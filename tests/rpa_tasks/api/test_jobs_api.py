@@ -1,11 +1,7 @@
 """Publishing jobs over HTTP, following them, and calling them off."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -14,8 +10,7 @@ import pytest
 from rpa_tasks.models import Evidence, Flow, Job, Run, Shop
 from rpa_tasks.worker.runner import UNPACKED_LIMIT
 from scheduling.ids import new_id
-from tests.rpa_tasks.api.conftest import Market
-from tests.scheduling.api.serving import Client, database_url
+from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,24 +23,23 @@ BRIEF = {
 LATER = 3_600
 
 
-def job_request(shop_id: str = "s1", **changes: Any) -> dict[str, Any]:
+def job_request(shop_id="s1", **changes):
     return {"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes
 
 
-def publish(api: Client, shop_id: str = "s1", **changes: Any) -> str:
+def publish(api, shop_id="s1", **changes):
     answer = api("POST", "/rpa/jobs", job_request(shop_id, **changes))
     assert answer.status_code in (200, 202), answer.text
-    task_id: str = answer.json()["task_id"]
-    return task_id
+    return answer.json()["task_id"]
 
 
-def fields_of(answer: Any) -> list[str]:
+def fields_of(answer):
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     return [each["field"] for each in answer.json()["errors"]]
 
 
-def test_publish_job_stores_request(api: Client) -> None:
+def test_publish_job_stores_request(api):
     answer = api("POST", "/rpa/jobs", job_request(payload={"since": "2026-03-01"}, priority="high", delay_seconds=90.5))
 
     assert answer.status_code == 202
@@ -57,7 +51,7 @@ def test_publish_job_stores_request(api: Client) -> None:
     assert timedelta(seconds=90) < row.due_at - row.created_at < timedelta(seconds=91)
 
 
-def test_publish_job_merges_into_waiting_job(api: Client) -> None:
+def test_publish_job_merges_into_waiting_job(api):
     first = publish(api, delay_seconds=LATER, payload={"n": 1})
     answer = api("POST", "/rpa/jobs", job_request(delay_seconds=LATER, payload={"n": 2}, priority="high"))
     assert answer.status_code == 200
@@ -69,7 +63,7 @@ def test_publish_job_merges_into_waiting_job(api: Client) -> None:
     assert (told["payload"], told["priority"], told["requests"]) == ({"n": 2}, "high", 2)
 
 
-def test_publish_waits_briefly_for_a_locked_job(api: Client) -> None:
+def test_publish_waits_briefly_for_a_locked_job(api):
     publish(api, delay_seconds=LATER)
     with psycopg.connect(database_url()) as other:
         other.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
@@ -77,7 +71,7 @@ def test_publish_waits_briefly_for_a_locked_job(api: Client) -> None:
     assert Job.objects.get().requests == 1
 
 
-def test_publish_within_window_names_its_job_and_end(api: Client, market: Market) -> None:
+def test_publish_within_window_names_its_job_and_end(api, market):
     Flow.objects.update(dedupe_window=timedelta(days=1))
     first = publish(api)
     Job.objects.update(state="succeeded", lease_until=None)
@@ -90,7 +84,7 @@ def test_publish_within_window_names_its_job_and_end(api: Client, market: Market
     assert timedelta(hours=23) < ends_at - datetime.now(UTC) < timedelta(days=1)
 
 
-def test_publish_stores_earliest_start_and_due_date(api: Client) -> None:
+def test_publish_stores_earliest_start_and_due_date(api):
     six = (datetime.now(UTC) + timedelta(days=1)).replace(microsecond=0)
     task = publish(
         api, not_before="2026-01-01T00:00:00Z", due_at=six.astimezone(timezone(timedelta(hours=8))).isoformat()
@@ -102,7 +96,7 @@ def test_publish_stores_earliest_start_and_due_date(api: Client) -> None:
     assert fields_of(api("POST", "/rpa/jobs", job_request(due_at="2999-01-01T00:00:00"))) == ["due_at"]  # no zone
 
 
-def test_publish_batch_answers_for_each_job(api: Client, market: Market) -> None:
+def test_publish_batch_answers_for_each_job(api, market):
     Shop.objects.filter(shop_id="s2").update(backlog_limit=1)
     publish(api, "s2", dedupe_key="other", delay_seconds=LATER)
     wishes = [
@@ -125,12 +119,12 @@ def test_publish_batch_answers_for_each_job(api: Client, market: Market) -> None
     "jobs, field",
     [([], "jobs"), ([{"platform": "pdd"}], "jobs.0.shop_id"), ("all", "jobs"), ([job_request()] * 501, "jobs")],
 )
-def test_invalid_batch_stores_nothing(api: Client, jobs: Any, field: str) -> None:
+def test_invalid_batch_stores_nothing(api, jobs, field):
     assert field in fields_of(api("POST", "/rpa/jobs/batch", {"jobs": jobs}))
     assert not Job.objects.exists()
 
 
-def test_publish_batch_takes_500_jobs(api: Client, market: Market) -> None:
+def test_publish_batch_takes_500_jobs(api, market):
     market.s1.backlog_limit = 1_000
     market.s1.save()
     wishes = [job_request(dedupe_key=str(number)) for number in range(500)]
@@ -169,12 +163,12 @@ def test_publish_batch_takes_500_jobs(api: Client, market: Market) -> None:
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_publish_job_with_invalid_member_names_field(api: Client, changes: dict[str, Any], field: str) -> None:
+def test_publish_job_with_invalid_member_names_field(api, changes, field):
     assert fields_of(api("POST", "/rpa/jobs", job_request() | changes)) == [field]
     assert not Job.objects.exists()
 
 
-def test_publish_job_for_retired_shop_or_flow_is_refused(api: Client, market: Market) -> None:
+def test_publish_job_for_retired_shop_or_flow_is_refused(api, market):
     market.s1.retired_at = market.sync.retired_at = datetime.now(UTC)
     market.s1.save()
     assert fields_of(api("POST", "/rpa/jobs", job_request())) == ["shop_id"]
@@ -182,7 +176,7 @@ def test_publish_job_for_retired_shop_or_flow_is_refused(api: Client, market: Ma
     assert fields_of(api("POST", "/rpa/jobs", job_request("s2"))) == ["task_type"]
 
 
-def test_publish_job_with_invalid_payload_names_paths(api: Client, market: Market) -> None:
+def test_publish_job_with_invalid_payload_names_paths(api, market):
     market.sync.payload_schema = {
         "type": "object",
         "required": ["reply"],
@@ -197,7 +191,7 @@ def test_publish_job_with_invalid_payload_names_paths(api: Client, market: Marke
     publish(api, payload={"reply": "您好", "x": {"y": 3}})
 
 
-def test_publish_job_above_backlog_returns_429_with_retry_after(api: Client, market: Market) -> None:
+def test_publish_job_above_backlog_returns_429_with_retry_after(api, market):
     market.s1.backlog_limit = 1
     market.s1.save()
     first = publish(api, delay_seconds=LATER)
@@ -210,7 +204,7 @@ def test_publish_job_above_backlog_returns_429_with_retry_after(api: Client, mar
 
 
 @pytest.fixture
-def jobs(api: Client, market: Market) -> dict[str, str]:
+def jobs(api, market):
     """Task ids by what they are."""
     market.flow("batch_reply")
     return {
@@ -220,11 +214,11 @@ def jobs(api: Client, market: Market) -> dict[str, str]:
     }
 
 
-def test_list_jobs_filters_by_members(api: Client, jobs: dict[str, str]) -> None:
+def test_list_jobs_filters_by_members(api, jobs):
     Job.objects.filter(pk=jobs["s2 sync"]).update(state="succeeded")
     names = {task_id: name for name, task_id in jobs.items()}
 
-    def found(**filters: Any) -> list[str]:
+    def found(**filters):
         answer = api.get("/rpa/jobs", **filters).json()
         assert all(item.keys() == BRIEF for item in answer["items"])
         return [names[item["task_id"]] for item in answer["items"]]
@@ -245,13 +239,13 @@ def test_list_jobs_filters_by_members(api: Client, jobs: dict[str, str]) -> None
     "query, field",
     [({"state": "lost"}, "state"), ({"limit": 0}, "limit"), ({"limit": 201}, "limit"), ({"cursor": "x"}, "cursor")],
 )
-def test_list_jobs_names_invalid_field(api: Client, query: dict[str, Any], field: str) -> None:
+def test_list_jobs_names_invalid_field(api, query, field):
     assert fields_of(api.get("/rpa/jobs", **query)) == [field]
 
 
 @pytest.fixture
-def failed(api: Client) -> Callable[[], Job]:
-    def failed() -> Job:
+def failed(api):
+    def failed():
         row = Job.objects.get(pk=publish(api, payload={"since": 1}, delay_seconds=LATER))
         run = Run.objects.create(
             job=row, number=1, lease_no=4, node="n1", started_at=datetime(2026, 3, 1, tzinfo=UTC),
@@ -265,7 +259,7 @@ def failed(api: Client) -> Callable[[], Job]:
     return failed
 
 
-def test_get_job_returns_runs_and_evidence(api: Client, failed: Callable[[], Job]) -> None:
+def test_get_job_returns_runs_and_evidence(api, failed):
     row = failed()
     told = api.get(f"/rpa/jobs/{row.task_id}").json()
 
@@ -277,7 +271,7 @@ def test_get_job_returns_runs_and_evidence(api: Client, failed: Callable[[], Job
     assert [each["kind"] for each in run["evidence"]] == ["screenshot", "html"]
 
 
-def test_evidence_is_served_as_attachment(api: Client, failed: Callable[[], Job]) -> None:
+def test_evidence_is_served_as_attachment(api, failed):
     (run,) = api.get(f"/rpa/jobs/{failed().task_id}").json()["runs"]
     picture, page = (api.get(each["url"].removeprefix("/api/v1")) for each in run["evidence"])
     assert (picture.headers["content-type"], picture.content) == ("image/png", b"\x89PNG\r\n\x1a\n...")
@@ -296,9 +290,7 @@ def test_evidence_is_served_as_attachment(api: Client, failed: Callable[[], Job]
         (zlib.compress(b"whole")[:-4], b"whole"),
     ],
 )
-def test_evidence_with_damaged_or_large_content_is_limited(
-    api: Client, failed: Callable[[], Job], kept: bytes, given: bytes
-) -> None:
+def test_evidence_with_damaged_or_large_content_is_limited(api, failed, kept, given):
     """A node may write what it likes, and a few bytes of zlib may hold gigabytes."""
     (run,) = api.get(f"/rpa/jobs/{failed().task_id}").json()["runs"]
     Evidence.objects.filter(kind=Evidence.Kind.HTML).update(content=kept)
@@ -306,7 +298,7 @@ def test_evidence_with_damaged_or_large_content_is_limited(
     assert (page.status_code, page.content == given) == (200, True)
 
 
-def test_evidence_of_other_job_returns_404(api: Client, failed: Callable[[], Job]) -> None:
+def test_evidence_of_other_job_returns_404(api, failed):
     row = failed()
     (run,) = api.get(f"/rpa/jobs/{row.task_id}").json()["runs"]
     number = run["evidence"][0]["url"].rpartition("/")[2]
@@ -315,7 +307,7 @@ def test_evidence_of_other_job_returns_404(api: Client, failed: Callable[[], Job
         assert api.get(f"/rpa/jobs/{row.task_id}/evidence/{wrong}").status_code == 404, wrong
 
 
-def test_cancel_ends_a_waiting_job_and_asks_a_running_one_to_stop(api: Client) -> None:
+def test_cancel_ends_a_waiting_job_and_asks_a_running_one_to_stop(api):
     task_id = publish(api, delay_seconds=LATER)
     told = api("POST", f"/rpa/jobs/{task_id}/cancel").json()
     assert (told["state"], told["reason"]) == ("cancelled", "by:api:shop")
@@ -329,12 +321,12 @@ def test_cancel_ends_a_waiting_job_and_asks_a_running_one_to_stop(api: Client) -
 
 
 @each_row("method, path", [("GET", "/rpa/jobs/{}"), ("POST", "/rpa/jobs/{}/cancel")])
-def test_unknown_job_returns_404(api: Client, method: str, path: str) -> None:
+def test_unknown_job_returns_404(api, method, path):
     assert api(method, path.format(UUID(int=7))).status_code == 404
     assert api(method, path.format("no-uuid")).status_code == 422
 
 
-def test_retried_job_links_origin_and_retry(api: Client, failed: Callable[[], Job], market: Market) -> None:
+def test_retried_job_links_origin_and_retry(api, failed, market):
     old = failed()
     again = Job.objects.create(
         shop=market.s1, flow=market.sync, retry_of=old.task_id, root_id=old.root_id, due_at=old.due_at,

@@ -1,10 +1,7 @@
 """Values that a form could send and a file could not, including Python's extensions of JSON."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -19,7 +16,7 @@ from scheduling.errors import InvalidInput
 from tests.support.tables import each_row
 
 
-def invalid_fields(check: Any, *rest: Any, **values: Any) -> list[str]:
+def invalid_fields(check, *rest, **values):
     try:
         check(values, *rest)
     except InvalidInput as error:
@@ -27,11 +24,11 @@ def invalid_fields(check: Any, *rest: Any, **values: Any) -> list[str]:
     return []
 
 
-def invalid_flow_fields(**values: Any) -> set[str]:
+def invalid_flow_fields(**values):
     """By the columns' own bounds, then by the rules of the row."""
     found = set(invalid_fields(configuration.check_flow, **values))
     for name in values.keys() - {"payload_schema"}:
-        field: Any = Flow._meta.get_field(name)
+        field = Flow._meta.get_field(name)
         try:
             field.clean(values[name], None)
         except ValidationError:
@@ -39,11 +36,11 @@ def invalid_flow_fields(**values: Any) -> set[str]:
     return found
 
 
-DEEP: dict[str, Any] = {}
+DEEP = {}
 for _ in range(20_000):
     DEEP = {"not": DEEP}
 #: Values of a flow, and the fields that are named.
-FLOWS: list[tuple[dict[str, Any], list[str]]] = [
+FLOWS = [
     ({}, []),
     ({"payload_schema": {}}, []),
     ({"payload_schema": {"$ref": "#"}}, []),
@@ -93,13 +90,13 @@ FLOWS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @each_row("values, fields", FLOWS)
-def test_check_flow_names_each_invalid_value(values: dict[str, Any], fields: list[str]) -> None:
+def test_check_flow_names_each_invalid_value(values, fields):
     assert invalid_flow_fields(**values) == set(fields)
 
 
 @pytest.mark.django_db
-def test_check_shop_refuses_own_queue_named_like_a_tier() -> None:
-    def refuses(shop_id: str, own: bool) -> bool:
+def test_check_shop_refuses_own_queue_named_like_a_tier():
+    def refuses(shop_id, own):
         return invalid_fields(configuration.check_shop, shop_id=shop_id, dedicated_queue=own) == ["shop_id"]
 
     shops = [("high", True), ("high", False), ("high.1", True)]
@@ -118,7 +115,7 @@ words = st.text(max_size=3) | st.sampled_from(["\0", "\\u0000", "\\\\u0000", "\\
         max_leaves=8,
     )
 )
-def test_unstorable_reason_matches_postgresql(value: Any) -> None:
+def test_unstorable_reason_matches_postgresql(value):
     try:
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute("SELECT %s::jsonb", [json.dumps(value)])

@@ -62,10 +62,10 @@ class Market:
 
 
 @pytest.fixture
-def market(db: None) -> Market:
+def market(db) -> Market:
     return Market()
 
 
 @pytest.fixture(autouse=True)
-def _no_message(sent_wakeups: list[Any]) -> None:
+def _no_message(sent_wakeups) -> None:
     """Nothing is published."""

@@ -1,11 +1,7 @@
 """The tab that operators see. The browser answers by hand, so each order of its answers can be played."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from typing import Any
 
 from rpa_tasks.takeover.browser_view import BrowserView
 
@@ -13,25 +9,25 @@ from rpa_tasks.takeover.browser_view import BrowserView
 class Browser:
     """The connection to a browser whose answers the test sends."""
 
-    def __init__(self) -> None:
-        self.commands: list[dict[str, Any]] = []
-        self._messages: asyncio.Queue[str] = asyncio.Queue()
+    def __init__(self):
+        self.commands = []
+        self._messages = asyncio.Queue()
 
-    async def send(self, text: str) -> None:
+    async def send(self, text):
         self.commands.append(json.loads(text))
 
-    async def __aiter__(self) -> AsyncIterator[str]:
+    async def __aiter__(self):
         while True:
             yield await self._messages.get()
 
-    def open_tab(self, tab: str) -> None:
+    def open_tab(self, tab):
         info = {"targetId": tab, "type": "page", "title": "", "url": "about:blank"}
         self._messages.put_nowait(json.dumps({"method": "Target.targetCreated", "params": {"targetInfo": info}}))
 
-    def close_tab(self, tab: str) -> None:
+    def close_tab(self, tab):
         self._messages.put_nowait(json.dumps({"method": "Target.targetDestroyed", "params": {"targetId": tab}}))
 
-    def attach(self, tab: str) -> None:
+    def attach(self, tab):
         """Answer the request to attach to the tab, which gets the session of its name."""
         number = next(
             each["id"]
@@ -41,7 +37,7 @@ class Browser:
         self._messages.put_nowait(json.dumps({"id": number, "result": {"sessionId": f"session of {tab}"}}))
 
     @property
-    def visits(self) -> list[tuple[str, str]]:
+    def visits(self):
         return [
             (each["sessionId"], each["params"]["url"])
             for each in self.commands
@@ -50,7 +46,7 @@ class Browser:
 
 
 #: What happens, and the tabs in which the address is opened.
-ORDERS: list[tuple[str, list[str]]] = [
+ORDERS = [
     ("open a, go, attach a", ["a"]),
     ("go, open a, attach a", ["a"]),
     ("open a, attach a, go", ["a"]),
@@ -62,9 +58,9 @@ ORDERS: list[tuple[str, list[str]]] = [
 ]
 
 
-async def play(steps: str) -> list[tuple[str, str]]:
+async def play(steps):
     browser = Browser()
-    view = BrowserView(browser, lambda picture: None, lambda: None, lambda event: None, asks_for_files=False)  # type: ignore[arg-type]
+    view = BrowserView(browser, lambda picture: None, lambda: None, lambda event: None, asks_for_files=False)
     running = asyncio.create_task(view.run())
     for step in steps.split(", "):
         match step.split():
@@ -84,7 +80,7 @@ async def play(steps: str) -> list[tuple[str, str]]:
     return browser.visits
 
 
-def test_address_before_the_tab_is_attached_is_kept_for_it() -> None:
+def test_address_before_the_tab_is_attached_is_kept_for_it():
     for steps, tabs in ORDERS:
         visits = [(f"session of {tab}", "https://a.example/") for tab in tabs]
         assert asyncio.run(play(steps)) == visits, steps

@@ -1,21 +1,15 @@
 """One action on all jobs that match a filter: cancel, run again, change the priority, move to another node."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
 
 import psycopg
 import pytest
 from django.db import connection
-from django.db.models import QuerySet
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import dead_letters
@@ -26,20 +20,19 @@ from rpa_tasks.models import ExecutionNode, Job, Lane
 from scheduling import sql
 from scheduling.errors import Conflict
 from scheduling.ledger.transitions import Settlement
-from scheduling.models import AuditEntry, BulkAction, FailedTask
+from scheduling.models import AuditEntry, FailedTask
 from scheduling.operations import bulk_actions, failed_tasks
-from scheduling.operations.failed_tasks import Actor, Retry
-from tests.rpa_tasks.core.conftest import EVERY, Market
+from scheduling.operations.failed_tasks import Actor
+from tests.rpa_tasks.core.conftest import EVERY
 from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import LATER
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="a mistake")
 HOUR = timedelta(hours=1)
 
 
-def finish(action: str, rows: QuerySet[Job] | None = None, **options: Any) -> BulkAction:
+def finish(action, rows=None, **options):
     """Start an action on all jobs or on these, and process its batches at once."""
     row = bulk_actions.start_bulk_action(action, Job.objects.all() if rows is None else rows, ANN, **options)
     while bulk_actions.run_batch(row.pk, LATER):
@@ -48,12 +41,12 @@ def finish(action: str, rows: QuerySet[Job] | None = None, **options: Any) -> Bu
     return row
 
 
-def tally(row: BulkAction) -> tuple[int, int, int]:
+def tally(row):
     return row.done, row.skipped, row.failed
 
 
 @pytest.fixture
-def shops(market: Market) -> Market:
+def shops(market):
     market.flow()
     for number in range(1, 4):
         market.shop(f"s{number}")
@@ -63,7 +56,7 @@ def shops(market: Market) -> Market:
 # --- cancel ---------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_cancel_ends_waiting_jobs_and_stops_running_ones(shops: Market) -> None:
+def test_bulk_cancel_ends_waiting_jobs_and_stops_running_ones(shops):
     running = shops.publish("s1").task_id
     assert shops.pick() is not None
     waiting, later = shops.publish("s2", delay=HOUR).task_id, shops.publish("s3", delay=HOUR, priority=0).task_id
@@ -77,7 +70,7 @@ def test_bulk_cancel_ends_waiting_jobs_and_stops_running_ones(shops: Market) -> 
     ]  # fmt: skip
 
 
-def test_bulk_cancel_skips_locked_jobs(shops: Market) -> None:
+def test_bulk_cancel_skips_locked_jobs(shops):
     """The batch holds locks of other jobs, so waiting for one could deadlock."""
     task_id = shops.publish("s1").task_id
     shops.publish("s2")
@@ -87,14 +80,14 @@ def test_bulk_cancel_skips_locked_jobs(shops: Market) -> None:
     assert Job.objects.get(pk=task_id).state == "queued"
 
 
-def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
+def test_bulk_cancel_races_picks_and_settles(shops, race):
     """Each job either ends as cancelled, or its run learns of the cancellation or has settled before."""
     for number in range(4, 16):
         shops.shop(f"s{number}")
     task_ids = [shops.publish(f"s{number}").task_id for number in range(1, 16)]
     row = bulk_actions.start_bulk_action("job.cancel", Job.objects.all(), ANN)
 
-    def act(number: int) -> int:
+    def act(number):
         if number == 0:
             return int(bulk_actions.run_batch(row.pk, LATER))
         settled = 0
@@ -115,7 +108,7 @@ def test_bulk_cancel_races_picks_and_settles(shops: Market, race: Race) -> None:
 # --- run again ------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_run_again_publishes_at_its_pace_and_settles_failed_tasks(shops: Market) -> None:
+def test_bulk_run_again_publishes_at_its_pace_and_settles_failed_tasks(shops):
     ends = {"s1": "succeeded", "s2": "failed", "s3": "cancelled"}
     for shop_id, state in ends.items():
         shops.end(shops.publish(shop_id, payload={"shop": shop_id}).task_id, state)
@@ -132,7 +125,7 @@ def test_bulk_run_again_publishes_at_its_pace_and_settles_failed_tasks(shops: Ma
     ]
 
 
-def test_bulk_run_again_skips_jobs_that_another_covers(shops: Market) -> None:
+def test_bulk_run_again_skips_jobs_that_another_covers(shops):
     shops.flow("audit", dedupe_window=HOUR)
     shops.end(shops.publish("s1", payload={"no": 1}).task_id, "succeeded")
     waiting = shops.publish("s1", payload={"no": 1}, priority=2).task_id
@@ -148,7 +141,7 @@ def test_bulk_run_again_skips_jobs_that_another_covers(shops: Market) -> None:
 # --- priority -------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_priority_changes_waiting_jobs_and_wakes(shops: Market, sent_wakeups: list[Any]) -> None:
+def test_bulk_priority_changes_waiting_jobs_and_wakes(shops, sent_wakeups):
     due, later = shops.publish("s1").task_id, shops.publish("s2", delay=HOUR).task_id
     shops.end(shops.publish("s3").task_id, "succeeded")
     shops.publish("s3", priority=0)
@@ -161,7 +154,7 @@ def test_bulk_priority_changes_waiting_jobs_and_wakes(shops: Market, sent_wakeup
     assert [(each.task_id, each.priority) for each in sent_wakeups] == [(due, 0)]
 
 
-def test_same_bulk_action_with_other_parameter_starts(shops: Market) -> None:
+def test_same_bulk_action_with_other_parameter_starts(shops):
     shops.publish("s1")
     bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "high"})
     with pytest.raises(Conflict, match="already running"):
@@ -172,7 +165,7 @@ def test_same_bulk_action_with_other_parameter_starts(shops: Market) -> None:
 # --- move -----------------------------------------------------------------------------------------------------------
 
 
-def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups: list[Any]) -> None:
+def test_bulk_move_pins_free_shops_and_skips_others(shops, sent_wakeups):
     shops.flow("browse", needs_browser=True)
     shops.node("n1")
     shops.node("n2")
@@ -195,7 +188,7 @@ def test_bulk_move_pins_free_shops_and_skips_others(shops: Market, sent_wakeups:
     assert (entry.actor, entry.reason) == (ANN.name, "moved to node n2")
 
 
-def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> None:
+def test_bulk_move_skips_node_that_does_not_serve_or_report(shops):
     shops.flow("browse", needs_browser=True)
     shops.publish("s1", "browse")
     shops.node("n2", "low")
@@ -205,7 +198,7 @@ def test_bulk_move_skips_node_that_does_not_serve_or_report(shops: Market) -> No
     assert Lane.objects.get(shop__shop_id="s1").home == ""
 
 
-def test_move_locked_lane_does_not_wait(shops: Market) -> None:
+def test_move_locked_lane_does_not_wait(shops):
     shops.flow("browse", needs_browser=True)
     shops.node("n2")
     task_id = shops.publish("s1", "browse").task_id
@@ -218,7 +211,7 @@ def test_move_locked_lane_does_not_wait(shops: Market) -> None:
 # --- races and deaths -----------------------------------------------------------------------------------------------
 
 
-def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: Race, settings: Settings) -> None:
+def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops, race, settings):
     """Two bulk actions on the same jobs, picks with settles, and a schedule that publishes the same keys."""
     pks = {shop_id: pk for pk, shop_id in Lane.objects.values_list("pk", "shop__shop_id")}
     for number in range(4, 20):
@@ -232,7 +225,7 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
     ]
     priority = bulk_actions.start_bulk_action("job.priority", Job.objects.all(), ANN, given={"priority": "low"})
 
-    def act(number: int) -> None:
+    def act(number):
         if number < 2:
             bulk_actions.run_batch(both[number].pk, LATER)
         elif number == 2:
@@ -256,13 +249,13 @@ def test_bulk_actions_settle_and_schedule_do_not_deadlock(shops: Market, race: R
 # --- retries of failed jobs, while others publish the same keys -------------------------------------------------------
 
 
-def fail_jobs(market: Market, shop_ids: Sequence[str], reason: str) -> None:
+def fail_jobs(market, shop_ids, reason):
     """A job of each of these shops fails, one after the other."""
     for shop_id in shop_ids:
         market.end(market.publish(shop_id).task_id, reason=reason)
 
 
-def lock_is_awaited() -> bool:
+def lock_is_awaited():
     ((found,),) = sql.rows("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)", {})
     return bool(found)
 
@@ -270,12 +263,12 @@ def lock_is_awaited() -> bool:
 class PublishBarrier:
     """Stop each publisher after its first job until another one has published, waits or has ended."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.published: set[int] = set()
+    def __init__(self, monkeypatch):
+        self.published = set()
         self.through = threading.Event()
         republisher = dead_letters.REPUBLISHER
 
-        def publish(row: FailedTask, retry: Retry) -> Mapping[str, Any] | None:
+        def publish(row, retry):
             edited = republisher.publish(row, retry)
             me = threading.get_ident()
             if me not in self.published:
@@ -286,8 +279,8 @@ class PublishBarrier:
         slowed = replace(republisher, publish=publish)
         monkeypatch.setattr(failed_tasks, "find_republisher", lambda _origin: slowed)
 
-    def run(self, *acts: Callable[[], Any]) -> list[Any]:
-        def run(act: Callable[[], Any]) -> Any:
+    def run(self, *acts):
+        def run(act):
             try:
                 return act()
             finally:
@@ -298,7 +291,7 @@ class PublishBarrier:
             return [each.result(180) for each in [pool.submit(run, act) for act in acts]]
 
 
-def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(shops: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(shops, monkeypatch):
     """Without an order each held the key that the other inserts next: a deadlock, and one batch was undone."""
     fail_jobs(shops, ["s2", "s1"], "here")
     fail_jobs(shops, ["s1", "s2"], "there")
@@ -316,12 +309,12 @@ def test_concurrent_bulk_retries_of_same_keys_do_not_deadlock(shops: Market, mon
     assert sorted(Job.objects.filter(state="scheduled").values_list("shop__shop_id", flat=True)) == ["s1", "s2"]
 
 
-def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(shops: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bulk_retry_and_round_of_same_shops_do_not_deadlock(shops, monkeypatch):
     fail_jobs(shops, ["s2", "s1"], "here")
     row = bulk_actions.start_bulk_action("retry", FailedTask.objects.filter(reason="here"), ANN)
     meeting = PublishBarrier(monkeypatch)
 
-    def tick() -> Any:
+    def tick():
         wait_until(lambda: bool(meeting.published), 20)
         return publish_round(1, sql.now(), [], {"platform": "pdd", "task_type": "sync_order"})
 

@@ -1,12 +1,8 @@
 """Touches that become jobs, where storing a job takes its time."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -16,7 +12,6 @@ from rpa_tasks.channel import THREADS, Rpa
 from rpa_tasks.models import Job
 from scheduling.channels.base import Delivered, Message, Unknown
 from scheduling.ids import new_id
-from tests.rpa_tasks.core.conftest import Market
 from tests.support.second_connection import count_lock_waits
 from tests.support.waiting import WAIT_LIMIT
 
@@ -25,11 +20,11 @@ MANY = 40  # more than a loop's own threads
 
 
 @pytest.fixture
-def job_table_lock() -> Iterator[threading.Event]:
+def job_table_lock():
     """Storing a job blocks until this is set."""
     opens, holds = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold():
         with transaction.atomic(), connection.cursor() as cursor:
             cursor.execute(f"LOCK TABLE {Job._meta.db_table} IN EXCLUSIVE MODE")
             holds.set()
@@ -44,7 +39,7 @@ def job_table_lock() -> Iterator[threading.Event]:
     holder.join(WAIT_LIMIT)
 
 
-def message(number: int, **changes: Any) -> Message:
+def message(number, **changes):
     key = new_id()
     return Message(
         task_id=key, delivery_key=key, user_id=f"user-{number}", chat_id="", node="n", content_type="guide",
@@ -52,14 +47,14 @@ def message(number: int, **changes: Any) -> Message:
     )._replace(**changes)  # fmt: skip
 
 
-def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_table_lock: threading.Event) -> None:
+def test_send_limits_threads_while_jobs_cannot_be_stored(market, job_table_lock):
     """They filled the loop's own threads, in which everything that is sent was marked, and every thread that stored
     one had a connection of its own."""
     market.flow()
     market.shop()
     channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=WAIT_LIMIT))
 
-    async def story() -> list[Any]:
+    async def story():
         sending = [asyncio.create_task(channel.send(message(number))) for number in range(MANY)]
         try:
             async with asyncio.timeout(WAIT_LIMIT):
@@ -75,7 +70,7 @@ def test_send_limits_threads_while_jobs_cannot_be_stored(market: Market, job_tab
     assert Rpa.at_once == THREADS, "what is over waits in its lane, not behind a thread"
 
 
-def test_thread_waits_for_a_lock_no_longer_than_its_attempt(market: Market, job_table_lock: threading.Event) -> None:
+def test_thread_waits_for_a_lock_no_longer_than_its_attempt(market, job_table_lock):
     """Four threads that waited on held every later touch, also those whose jobs were free."""
     market.flow()
     market.shop()
@@ -84,7 +79,7 @@ def test_thread_waits_for_a_lock_no_longer_than_its_attempt(market: Market, job_
     assert wait_until(lambda: count_lock_waits() == 0, 5)
 
 
-def test_payload_is_filled_in_one_pass(market: Market) -> None:
+def test_payload_is_filled_in_one_pass(market):
     """A text of a customer that looks like a placeholder stays as it is."""
     market.flow()
     market.shop()

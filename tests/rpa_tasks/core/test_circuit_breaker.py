@@ -1,7 +1,5 @@
 """A platform refuses automation while several of its shops run."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from uuid import uuid4
 
@@ -9,22 +7,20 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import breaker
-from rpa_tasks.jobs.ledger import Pick
 from rpa_tasks.models import Breaker, Job, Lane
-from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db
 
 THRESHOLD = 3  #: of a platform without a setting of its own
 
 
-def end_rest() -> None:
+def end_rest():
     Breaker.objects.update(open_until=now())
     Job.objects.filter(state="scheduled").update(due_at=now())
 
 
 @pytest.fixture
-def running_picks(market: Market) -> list[Pick]:
+def running_picks(market):
     """A run more than open the breaker, of as many shops."""
     market.flow()
     for number in range(THRESHOLD + 1):
@@ -35,7 +31,7 @@ def running_picks(market: Market) -> list[Pick]:
     return picks
 
 
-def test_platform_errors_open_breaker_until_a_probe_succeeds(market: Market, running_picks: list[Pick]) -> None:
+def test_platform_errors_open_breaker_until_a_probe_succeeds(market, running_picks):
     for pick in running_picks[:THRESHOLD]:
         market.settle(pick, "platform", "exit_75")
     market.settle(running_picks[-1], "business", "exit_65")
@@ -58,7 +54,7 @@ def test_platform_errors_open_breaker_until_a_probe_succeeds(market: Market, run
     assert market.pick() is not None
 
 
-def test_late_platform_error_leaves_open_breaker_unchanged(market: Market, running_picks: list[Pick]) -> None:
+def test_late_platform_error_leaves_open_breaker_unchanged(market, running_picks):
     *openers, late = running_picks
     assert [market.settle(pick, "platform", "exit_75") for pick in openers] == [True] * THRESHOLD
     opened = Breaker.objects.get()
@@ -71,7 +67,7 @@ def test_late_platform_error_leaves_open_breaker_unchanged(market: Market, runni
     assert (job.state, job.reason, job.failures) == ("scheduled", "exit_75", 0)  # the platform rests: not its fault
 
 
-def test_late_platform_error_does_not_end_the_probe(market: Market, running_picks: list[Pick]) -> None:
+def test_late_platform_error_does_not_end_the_probe(market, running_picks):
     *openers, late = running_picks
     for pick in openers:
         market.settle(pick, "platform", "exit_75")
@@ -85,7 +81,7 @@ def test_late_platform_error_does_not_end_the_probe(market: Market, running_pick
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (2, None)
 
 
-def test_late_success_keeps_breaker_open(market: Market) -> None:
+def test_late_success_keeps_breaker_open(market):
     """It started before the breaker opened, so it is no evidence about the platform now."""
     platform, trial, late = market.platform(), uuid4(), uuid4()
     Breaker.objects.update(open_until=now(), errors=3, openings=2, probe=trial)

@@ -1,10 +1,7 @@
 """The same shop, flow and key run once in a window, whatever races for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -25,8 +22,6 @@ from scheduling.ids import new_id
 from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Actor, retry_failed_task
 from scheduling.operations.retention import delete_expired_in_table
-from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 
 DAY = timedelta(days=1)
@@ -34,19 +29,19 @@ ORDER = {"platform": "pdd", "task_type": "sync_order"}
 
 
 @pytest.fixture(autouse=True)
-def shop(market: Market) -> None:
+def shop(market):
     market.flow(dedupe_by="task_type", dedupe_window=DAY)
     market.shop()
 
 
-def end_next_run(market: Market, outcome: RunOutcome = RunOutcome.SUCCEEDED) -> None:
+def end_next_run(market, outcome=RunOutcome.SUCCEEDED):
     pick = market.pick()
     assert pick is not None
     job_ledger.mark_sending(pick.claim)
     assert market.settle(pick, outcome, "test")
 
 
-def test_window_refuses_second_run_after_success_and_names_the_first(market: Market) -> None:
+def test_window_refuses_second_run_after_success_and_names_the_first(market):
     first = market.publish(payload={"page": 1})
     assert market.publish(payload={"page": 2}).because == "waiting"
     pick = market.pick()
@@ -63,7 +58,7 @@ def test_window_refuses_second_run_after_success_and_names_the_first(market: Mar
     assert Job.objects.count() == 1
 
 
-def test_window_covers_one_shop_flow_and_key(market: Market) -> None:
+def test_window_covers_one_shop_flow_and_key(market):
     market.shop("s2")
     market.flow("reply", dedupe_by="payload", dedupe_window=DAY)
     for _ in range(2):
@@ -92,9 +87,7 @@ def test_window_covers_one_shop_flow_and_key(market: Market) -> None:
         ("always", RunOutcome.UNKNOWN, True),
     ],
 )
-def test_rerun_decides_after_the_end_of_the_holder(
-    market: Market, rerun: str, outcome: RunOutcome, runs_again: bool
-) -> None:
+def test_rerun_decides_after_the_end_of_the_holder(market, rerun, outcome, runs_again):
     Flow.objects.update(dedupe_rerun=rerun)
     market.publish()
     end_next_run(market, outcome)
@@ -104,14 +97,14 @@ def test_rerun_decides_after_the_end_of_the_holder(
     assert Job.objects.count() == 1 + runs_again
 
 
-def test_job_cancelled_before_its_first_run_holds_no_window(market: Market) -> None:
+def test_job_cancelled_before_its_first_run_holds_no_window(market):
     Flow.objects.update(dedupe_rerun="refuse")
     request_cancel(market.publish().task_id, by="test")
 
     assert not market.publish().duplicate
 
 
-def test_ended_window_allows_next_run(market: Market) -> None:
+def test_ended_window_allows_next_run(market):
     market.publish()
     end_next_run(market)
     DedupeWindow.objects.update(ends_at=now() - timedelta(seconds=1))
@@ -120,13 +113,13 @@ def test_ended_window_allows_next_run(market: Market) -> None:
     assert DedupeWindow.objects.get().ends_at > now()
 
 
-def test_window_counts_from_the_start_of_a_delayed_job(market: Market) -> None:
+def test_window_counts_from_the_start_of_a_delayed_job(market):
     market.publish(not_before=now() + timedelta(hours=5))
 
     assert DedupeWindow.objects.get().ends_at > now() + DAY + timedelta(hours=4)
 
 
-def test_retry_of_failed_task_takes_the_window_along(market: Market) -> None:
+def test_retry_of_failed_task_takes_the_window_along(market):
     market.publish()
     end_next_run(market, RunOutcome.BUSINESS)
     retried = retry_failed_task(FailedTask.objects.get().pk, Actor("test"))
@@ -137,7 +130,7 @@ def test_retry_of_failed_task_takes_the_window_along(market: Market) -> None:
     assert (again.task_id, again.because) == (retried, "window")
 
 
-def test_retry_is_refused_while_another_job_has_the_window(market: Market) -> None:
+def test_retry_is_refused_while_another_job_has_the_window(market):
     market.publish()
     end_next_run(market, RunOutcome.BUSINESS)
     holder = market.publish()
@@ -151,7 +144,7 @@ def test_retry_is_refused_while_another_job_has_the_window(market: Market) -> No
 
 
 @pytest.mark.parametrize("ended", [True, False], ids=["its window ended", "the holder failed"])
-def test_retry_without_a_window_claims_the_free_one(market: Market, ended: bool) -> None:
+def test_retry_without_a_window_claims_the_free_one(market, ended):
     market.publish()
     end_next_run(market, RunOutcome.BUSINESS)
     failed = FailedTask.objects.get()
@@ -168,7 +161,7 @@ def test_retry_without_a_window_claims_the_free_one(market: Market, ended: bool)
 
 
 @each_row("request_of", [{"dedupe_key": ""}, {"touch_key": new_id()}])
-def test_retry_of_a_job_that_never_merges_claims_no_window(market: Market, request_of: dict[str, Any]) -> None:
+def test_retry_of_a_job_that_never_merges_claims_no_window(market, request_of):
     Flow.objects.update(dedupe_by="none")
     market.publish(**request_of)
     end_next_run(market, RunOutcome.BUSINESS)
@@ -176,7 +169,7 @@ def test_retry_of_a_job_that_never_merges_claims_no_window(market: Market, reque
     assert not DedupeWindow.objects.exists()
 
 
-def test_refused_backlog_leaves_no_window(market: Market) -> None:
+def test_refused_backlog_leaves_no_window(market):
     Shop.objects.update(backlog_limit=1)
     market.publish(dedupe_key="other")
     with pytest.raises(BacklogFull):
@@ -186,7 +179,7 @@ def test_refused_backlog_leaves_no_window(market: Market) -> None:
     assert not market.publish().duplicate
 
 
-def test_retention_deletes_ended_windows_only(market: Market) -> None:
+def test_retention_deletes_ended_windows_only(market):
     market.publish()
     market.publish(dedupe_key="ended")
     DedupeWindow.objects.filter(key="ended").update(ends_at=now() - timedelta(days=2))
@@ -197,7 +190,7 @@ def test_retention_deletes_ended_windows_only(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_64_connections_race_for_one_window(market: Market, race: Race) -> None:
+def test_64_connections_race_for_one_window(market, race):
     """For a new one, then for that of the job that failed."""
     for outcome in (RunOutcome.BUSINESS, RunOutcome.SUCCEEDED):
         receipts = race(64, lambda number: market.publish(payload={"n": number}))
@@ -212,13 +205,13 @@ def test_64_connections_race_for_one_window(market: Market, race: Race) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publishes_schedules_runs_and_retries_race_for_windows(market: Market, race: Race) -> None:
+def test_publishes_schedules_runs_and_retries_race_for_windows(market, race):
     """Each shop has at most one success in the window, and every window names a stored job."""
     shops = ["s1", *(f"n{number}" for number in range(7))]
     for shop_id in shops[1:]:
         market.shop(shop_id)
 
-    def act(number: int) -> Any:
+    def act(number):
         for turn in range(6):
             match (number + turn) % 4:
                 case 0:
@@ -242,11 +235,11 @@ def test_publishes_schedules_runs_and_retries_race_for_windows(market: Market, r
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publish_that_lost_a_window_keeps_no_lock_on_it(market: Market, second_connection: SecondConnection) -> None:
+def test_publish_that_lost_a_window_keeps_no_lock_on_it(market, second_connection):
     """It merges into the winner's job next, whose run locks the job, then the window."""
     claims = []
 
-    def lose(execute: Any, query: Any, *rest: Any) -> Any:
+    def lose(execute, query, *rest):
         if "INSERT INTO rpa_tasks_dedupewindow" in query:
             claims.append(second_connection(market.publish))
         elif claims and "FOR NO KEY UPDATE" in query:
@@ -261,19 +254,19 @@ def test_publish_that_lost_a_window_keeps_no_lock_on_it(market: Market, second_c
 
 
 @transaction.atomic
-def lock_window() -> bool:
+def lock_window():
     """Return whether the only window can be locked at once."""
     return DedupeWindow.objects.select_for_update(skip_locked=True).exists()
 
 
-def market_waits() -> bool:
+def market_waits():
     return Job.objects.filter(state__in=("scheduled", "queued")).exists()
 
 
 # --- due dates --------------------------------------------------------------------------------------------------------
 
 
-def test_due_date_is_stored_and_merging_keeps_the_earlier(market: Market) -> None:
+def test_due_date_is_stored_and_merging_keeps_the_earlier(market):
     six, seven = now() + timedelta(hours=6), now() + timedelta(hours=7)
     market.publish(deadline=seven)
     market.publish(deadline=six)
@@ -283,13 +276,13 @@ def test_due_date_is_stored_and_merging_keeps_the_earlier(market: Market) -> Non
 
 
 @each_row("start", [{}, {"delay": timedelta(hours=1)}, {"not_before": now() + timedelta(hours=1)}])
-def test_due_date_before_the_start_is_refused(market: Market, start: dict[str, Any]) -> None:
+def test_due_date_before_the_start_is_refused(market, start):
     with pytest.raises(InvalidInput) as caught:
         market.publish(deadline=now() - timedelta(minutes=1), **start)
     assert [error.field for error in caught.value.errors] == ["due_at"]
 
 
-def test_not_before_delays_the_start(market: Market) -> None:
+def test_not_before_delays_the_start(market):
     at = now() + timedelta(hours=3)
     receipt = market.publish(not_before=at)
     job = Job.objects.get(pk=receipt.task_id)
@@ -304,7 +297,7 @@ def test_not_before_delays_the_start(market: Market) -> None:
 # --- touches ----------------------------------------------------------------------------------------------------------
 
 
-def test_touch_obeys_the_window_and_keeps_the_waiting_payload(market: Market) -> None:
+def test_touch_obeys_the_window_and_keeps_the_waiting_payload(market):
     """The same shop, flow and key run once in the window, also for a touch."""
     first = market.publish(touch_key=new_id(), payload={"to": "ann"})
     waiting = market.publish(touch_key=new_id(), payload={"to": "bob"}, priority=0)
@@ -319,7 +312,7 @@ def test_touch_obeys_the_window_and_keeps_the_waiting_payload(market: Market) ->
     assert Job.objects.count() == 1
 
 
-def test_touch_sent_again_gets_its_first_job(market: Market) -> None:
+def test_touch_sent_again_gets_its_first_job(market):
     touch = new_id()
     first = market.publish(touch_key=touch)
     end_next_run(market)
@@ -329,14 +322,14 @@ def test_touch_sent_again_gets_its_first_job(market: Market) -> None:
 
 
 @each_row("changes", [{"dedupe_by": "none"}, {"dedupe_window": None}])
-def test_touches_without_a_common_window_get_a_job_each(market: Market, changes: dict[str, Any]) -> None:
+def test_touches_without_a_common_window_get_a_job_each(market, changes):
     Flow.objects.update(**changes)
     assert not any(market.publish(touch_key=new_id()).duplicate for _ in range(2))
     assert not DedupeWindow.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_racing_touches_of_one_window_get_one_job(market: Market, race: Race) -> None:
+def test_racing_touches_of_one_window_get_one_job(market, race):
     receipts = race(8, lambda number: market.publish(touch_key=new_id(), payload={"no": number}))
     assert len({receipt.task_id for receipt in receipts}) == Job.objects.count() == 1
 
@@ -345,7 +338,7 @@ def test_racing_touches_of_one_window_get_one_job(market: Market, race: Race) ->
 
 
 @pytest.fixture
-def daily(market: Market) -> Flow:
+def daily(market):
     """In a zone where it is noon: no day ends during a test."""
     zone = f"Etc/GMT{sql.now().hour - 12:+d}"  # named by its distance to UTC with the sign reversed
     Flow.objects.update(dedupe_window=None, dedupe_period="day", dedupe_timezone=zone)
@@ -365,14 +358,14 @@ def daily(market: Market) -> Flow:
         ("hour", "America/New_York", "2026-11-01T06:30:00", "2026-11-01T01-0500", "2026-11-01T07:00:00"),  # again 1:30
     ],
 )
-def test_find_period_keeps_to_the_clock_of_its_zone(period: str, zone: str, at: str, name: str, ends_at: str) -> None:
+def test_find_period_keeps_to_the_clock_of_its_zone(period, zone, at, name, ends_at):
     flow = Flow(dedupe_period=period, dedupe_timezone=zone)
     found = payloads.find_period(flow, datetime.fromisoformat(at).replace(tzinfo=UTC))
 
     assert (found[0], found[1].astimezone(UTC)) == (name, datetime.fromisoformat(ends_at).replace(tzinfo=UTC))
 
 
-def test_period_refuses_a_second_run_and_the_next_one_allows_it(market: Market, daily: Flow) -> None:
+def test_period_refuses_a_second_run_and_the_next_one_allows_it(market, daily):
     at = sql.now()
     first = market.publish(payload={"page": 1})
     assert market.publish(payload={"page": 2}).because == "waiting"
@@ -389,7 +382,7 @@ def test_period_refuses_a_second_run_and_the_next_one_allows_it(market: Market, 
     assert Job.objects.count() == 2
 
 
-def test_ways_to_publish_share_the_period(market: Market, daily: Flow) -> None:
+def test_ways_to_publish_share_the_period(market, daily):
     market.shop("s2")
     assert schedules.publish_round(1, sql.now(), [], ORDER) == RoundCounts(published=2)
     wishes = [PublishRequest(shop_id=shop_id, **ORDER) for shop_id in ("s1", "s2")]
@@ -404,7 +397,7 @@ def test_ways_to_publish_share_the_period(market: Market, daily: Flow) -> None:
     assert Job.objects.count() == DedupeWindow.objects.count() == 4
 
 
-def test_late_schedule_belongs_to_the_period_in_which_it_fell_due(market: Market, daily: Flow) -> None:
+def test_late_schedule_belongs_to_the_period_in_which_it_fell_due(market, daily):
     """Beat publishes it after midnight. The punctual round of the next day runs as well."""
     yesterday = sql.now() - DAY
     for schedule_id in (1, 2):  # two schedules of one flow, both late: the work of that day runs once
@@ -420,7 +413,7 @@ def test_late_schedule_belongs_to_the_period_in_which_it_fell_due(market: Market
     assert not market.publish().duplicate
 
 
-def test_retry_keeps_the_period_and_a_repetition_its_own_key(market: Market, daily: Flow) -> None:
+def test_retry_keeps_the_period_and_a_repetition_its_own_key(market, daily):
     market.publish(dedupe_key="batch-7")
     end_next_run(market, RunOutcome.BUSINESS)
     retried = retry_failed_task(FailedTask.objects.get().pk, Actor("test"))
@@ -431,13 +424,13 @@ def test_retry_keeps_the_period_and_a_repetition_its_own_key(market: Market, dai
     assert publish_job(repeated).because == "window"
 
 
-def test_long_key_leaves_no_room_for_the_period(market: Market, daily: Flow) -> None:
+def test_long_key_leaves_no_room_for_the_period(market, daily):
     with pytest.raises(InvalidInput, match="dedupe_key"):
         market.publish(dedupe_key="x" * 200)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_16_connections_race_for_today_and_tomorrow(market: Market, daily: Flow, race: Race) -> None:
+def test_16_connections_race_for_today_and_tomorrow(market, daily, race):
     at = sql.now()
     receipts = race(16, lambda number: market.publish(not_before=at + DAY if number % 2 else None))
 

@@ -1,9 +1,6 @@
 """A failed job is edited and published again, checked against its flow, and with the window of its payload."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -11,27 +8,24 @@ from rpa_tasks.jobs.payloads import key_of_payload
 from rpa_tasks.models import DedupeWindow, Job
 from scheduling.admin.failed_tasks.failed_task import list_changed_values
 from scheduling.errors import Conflict, InvalidInput
-from scheduling.models import FailedTask
 from scheduling.operations.failed_tasks import Actor, retry_failed_task
-from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db
 ANN = Actor("ann", reason="wrong page")
 
 
 @pytest.fixture(autouse=True)
-def _shop(market: Market) -> None:
+def _shop(market):
     market.shop()
 
 
-def fail(market: Market, **request: Any) -> FailedTask:
+def fail(market, **request):
     found = market.end(market.publish(**request).task_id)
     assert found
     return found
 
 
-def test_edited_job_runs_new_payload_and_settles_original(market: Market) -> None:
+def test_edited_job_runs_new_payload_and_settles_original(market):
     market.flow(payload_schema={"type": "object", "properties": {"page": {"type": "integer"}}})
     row = fail(market, payload={"page": 1}, dedupe_key="k")
     with pytest.raises(InvalidInput) as refused:
@@ -49,7 +43,7 @@ def test_edited_job_runs_new_payload_and_settles_original(market: Market) -> Non
     assert row.difference == {"before": {"page": 1}, "after": {"page": 2}}
 
 
-def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
+def test_unedited_job_keeps_its_delivery_key(market):
     market.flow()
     row = fail(market, payload={"page": 1})
     job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"page": 1.0}))
@@ -57,7 +51,7 @@ def test_unedited_job_keeps_its_delivery_key(market: Market) -> None:
     assert (job.root_id, row.difference) == (row.root_id, None)
 
 
-def test_value_of_another_type_is_an_edit(market: Market) -> None:
+def test_value_of_another_type_is_an_edit(market):
     market.flow()
     row = fail(market, payload={"refund": 1, "sizes": [1]})
     job = Job.objects.get(pk=retry_failed_task(row.pk, ANN, payload={"refund": True, "sizes": [True]}))
@@ -68,7 +62,7 @@ def test_value_of_another_type_is_an_edit(market: Market) -> None:
     ]  # fmt: skip
 
 
-def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:
+def test_edited_payload_claims_the_window_of_its_key(market):
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     row = fail(market, payload={"page": 1})
     task_id = retry_failed_task(row.pk, ANN, payload={"page": 2})
@@ -78,7 +72,7 @@ def test_edited_payload_claims_the_window_of_its_key(market: Market) -> None:
     assert market.publish(payload={"page": 2}).task_id == task_id
 
 
-def test_edited_payload_of_a_held_window_is_a_conflict(market: Market) -> None:
+def test_edited_payload_of_a_held_window_is_a_conflict(market):
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     holder = market.publish(payload={"page": 2}).task_id
     market.end(holder, "succeeded")
@@ -90,11 +84,11 @@ def test_edited_payload_of_a_held_window_is_a_conflict(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_edits_of_a_job_publish_one(market: Market, race: Race) -> None:
+def test_concurrent_edits_of_a_job_publish_one(market, race):
     market.flow(dedupe_by="payload", dedupe_window=timedelta(days=1))
     row = fail(market, payload={"page": 0})
 
-    def edit(number: int) -> str:
+    def edit(number):
         try:
             retry_failed_task(row.pk, Actor(f"user{number}"), payload={"page": number + 1})
         except Conflict:

@@ -1,9 +1,6 @@
 """What a run that lost its claim may still write: nothing. Whose locks the rescue passes over."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from uuid import UUID
 
 import psycopg
 import pytest
@@ -16,7 +13,6 @@ from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
 from scheduling.ledger.transitions import Settlement
 from scheduling.models import FailedTask
-from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import database_url
 from tests.support.tables import each_row
 
@@ -24,7 +20,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def task_id(market: Market) -> UUID:
+def task_id(market):
     """A job of a shop, for a flow that may be repeated."""
     market.flow()
     market.shop()
@@ -32,7 +28,7 @@ def task_id(market: Market) -> UUID:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
+def test_rescue_leaves_a_run_whose_lane_is_locked(market):
     market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     with psycopg.connect(database_url()) as other:
@@ -43,7 +39,7 @@ def test_rescue_leaves_a_run_whose_lane_is_locked(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
+def test_locks_of_lost_node_are_released_by_timeout(market):
     """The rescue passes over rows that are locked, so a vanished node must not keep them."""
     assert market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
@@ -61,7 +57,7 @@ def test_locks_of_lost_node_are_released_by_timeout(market: Market) -> None:
 
 
 @each_row("outcome", list(RunOutcome))
-def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: RunOutcome) -> None:
+def test_late_settlement_of_rescued_run_writes_nothing(market, outcome):
     stale = market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     assert dispatch.rescue_expired_runs() == 1
@@ -83,7 +79,7 @@ def test_late_settlement_of_rescued_run_writes_nothing(market: Market, outcome: 
     assert Shop.objects.get().login_state == LoginState.OK
 
 
-def test_mark_sending_after_cancel_starts_nothing(market: Market, task_id: UUID) -> None:
+def test_mark_sending_after_cancel_starts_nothing(market, task_id):
     """The job is claimed and waits for its browser when the cancellation is answered."""
     pick = market.pick()
     publish.request_cancel(task_id, by="ann")

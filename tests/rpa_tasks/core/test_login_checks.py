@@ -1,10 +1,7 @@
 """The check of a login that an operator reports: who may start, and what its end means for the shop."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +10,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.api.shops import ShopOut, select_shops
 from rpa_tasks.jobs import dispatch
-from rpa_tasks.jobs.ledger import Pick, job_ledger
+from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.jobs.shops import check_login, clear_ended_checks
 from rpa_tasks.models import Flow, Job, Lane, LoginState, Shop, TakeOverEnd
@@ -23,14 +20,14 @@ from scheduling.ids import new_id
 from scheduling.models import WAITING, FailedTask
 from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import database_url
-from tests.support.second_connection import Race, act_and_close
+from tests.support.second_connection import act_and_close
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def shop(market: Market) -> Shop:
+def shop(market):
     """A logged-out shop whose run waits, on a platform with a check flow."""
     market.platform(check_task_type="check_login")
     market.flow()
@@ -41,28 +38,26 @@ def shop(market: Market) -> Shop:
     return shop
 
 
-def lose_login(shop: Shop) -> None:
+def lose_login(shop):
     Shop.objects.filter(pk=shop.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
 
 
-def end_check(pick: Pick, outcome: str, reason: str = "") -> Job:
+def end_check(pick, outcome, reason=""):
     assert Market().settle(pick, outcome, reason)
     return Job.objects.get(pk=pick.claim.task_id)
 
 
-def state_of(shop: Shop) -> tuple[str, Any, str]:
+def state_of(shop):
     lane = Lane.objects.select_related("shop").get(shop=shop)
     return lane.shop.login_state, lane.check_id, lane.check_reason
 
 
-def is_shown_as_checking(shop: Shop) -> bool:
+def is_shown_as_checking(shop):
     return ShopOut.resolve_login(select_shops().get(pk=shop.pk)) == "checking"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_only_the_check_starts_and_its_success_lets_the_waiting_run_go_on(
-    market: Market, shop: Shop, sent_wakeups: list[Any]
-) -> None:
+def test_only_the_check_starts_and_its_success_lets_the_waiting_run_go_on(market, shop, sent_wakeups):
     assert market.pick() is None
     waiting = Job.objects.get()
     sent_wakeups.clear()
@@ -89,9 +84,7 @@ def test_only_the_check_starts_and_its_success_lets_the_waiting_run_go_on(
         ("unknown", "timeout", "timeout"),
     ],
 )
-def test_check_without_success_leaves_the_login_needed_and_no_failed_task(
-    market: Market, shop: Shop, outcome: str, reason: str, shown: str
-) -> None:
+def test_check_without_success_leaves_the_login_needed_and_no_failed_task(market, shop, outcome, reason, shown):
     check_login(shop.pk, by="ann")
     ended = end_check(market.pick(), outcome, reason)
     assert (ended.state, ended.reason) == ("cancelled", shown)
@@ -103,7 +96,7 @@ def test_check_without_success_leaves_the_login_needed_and_no_failed_task(
     assert state_of(shop)[2] == ""
 
 
-def test_check_that_is_tried_again_stays_open_until_its_last_attempt(market: Market, shop: Shop) -> None:
+def test_check_that_is_tried_again_stays_open_until_its_last_attempt(market, shop):
     Flow.objects.filter(task_type="check_login").update(retry_delays=[30])
     check_login(shop.pk, by="ann")
     check = end_check(market.pick(), "transient", "exit_1")
@@ -116,14 +109,14 @@ def test_check_that_is_tried_again_stays_open_until_its_last_attempt(market: Mar
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_continues_start_one_check(shop: Shop, race: Race) -> None:
+def test_concurrent_continues_start_one_check(shop, race):
     found = race(6, lambda number: check_login(shop.pk, by=f"u{number}"))
     assert sorted(found) == [False] * 5 + [True]
     assert Job.objects.filter(flow__task_type="check_login").count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_continue_races_with_the_end_of_a_check_and_with_the_sweep(market: Market, shop: Shop, race: Race) -> None:
+def test_continue_races_with_the_end_of_a_check_and_with_the_sweep(market, shop, race):
     """A check that has just started is never forgotten because the one before it has ended."""
     check_login(shop.pk, by="ann")
     for _ in range(8):
@@ -140,7 +133,7 @@ def test_continue_races_with_the_end_of_a_check_and_with_the_sweep(market: Marke
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rows_that_another_transaction_holds_stop_no_repair_pass(market: Market, shop: Shop) -> None:
+def test_rows_that_another_transaction_holds_stop_no_repair_pass(market, shop):
     """The pass waited for them without end, and so did the wake-ups after it."""
     other, held = market.shop("s2"), market.shop("s3")
     for each in (shop, other, held):
@@ -160,7 +153,7 @@ def test_rows_that_another_transaction_holds_stop_no_repair_pass(market: Market,
     assert list(Lane.objects.exclude(check_id=None).values_list("shop", flat=True)) == [held.pk]
 
 
-def test_cancelled_waiting_check_is_forgotten(market: Market, shop: Shop) -> None:
+def test_cancelled_waiting_check_is_forgotten(market, shop):
     check_login(shop.pk, by="ann")
     check = Job.objects.get(flow__task_type="check_login")
     assert clear_ended_checks() == 0
@@ -173,7 +166,7 @@ def test_cancelled_waiting_check_is_forgotten(market: Market, shop: Shop) -> Non
 
 
 @each_row("began", [False, True])
-def test_worker_lost_in_a_check_leaves_the_login_needed_or_repeats_it(market: Market, shop: Shop, began: bool) -> None:
+def test_worker_lost_in_a_check_leaves_the_login_needed_or_repeats_it(market, shop, began):
     check_login(shop.pk, by="ann")
     pick = market.pick()
     if began:
@@ -189,7 +182,7 @@ def test_worker_lost_in_a_check_leaves_the_login_needed_or_repeats_it(market: Ma
         assert market.pick().claim.task_id == pick.claim.task_id
 
 
-def test_check_starts_when_the_take_over_has_ended(market: Market, shop: Shop) -> None:
+def test_check_starts_when_the_take_over_has_ended(market, shop):
     market.node()
     row = leases.start_take_over(shop.pk, user=User.objects.create(username="ann"), address="")
     leases.request_end(row, TakeOverEnd.CONTINUED)
@@ -199,7 +192,7 @@ def test_check_starts_when_the_take_over_has_ended(market: Market, shop: Shop) -
     assert market.pick() is not None
 
 
-def test_report_counts_without_a_check_flow(market: Market, shop: Shop) -> None:
+def test_report_counts_without_a_check_flow(market, shop):
     Flow.objects.filter(task_type="check_login").update(retired_at=now())
     assert check_login(shop.pk, by="ann")
     assert state_of(shop) == ("ok", None, "")
@@ -207,7 +200,7 @@ def test_report_counts_without_a_check_flow(market: Market, shop: Shop) -> None:
     assert market.pick() is not None
 
 
-def test_edit_of_a_shop_keeps_the_login_that_a_run_has_lost_in_between(market: Market) -> None:
+def test_edit_of_a_shop_keeps_the_login_that_a_run_has_lost_in_between(market):
     shop = market.shop()
     lose_login(shop)
     shop.name = "renamed"
@@ -217,7 +210,7 @@ def test_edit_of_a_shop_keeps_the_login_that_a_run_has_lost_in_between(market: M
     assert (shop.name, shop.login_state) == ("renamed", LoginState.NEEDED)
 
 
-def test_check_needs_a_logged_out_shop(shop: Shop) -> None:
+def test_check_needs_a_logged_out_shop(shop):
     Shop.objects.update(login_state=LoginState.OK)
     assert not check_login(shop.pk, by="ann")
     Shop.objects.update(retired_at=now())

@@ -1,24 +1,19 @@
 """The RPA series of `/metrics`."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from django.test import Client
 from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
 from rpa_tasks.outcomes import RunOutcome, Verdict
-from tests.rpa_tasks.core.conftest import Market
 from tests.support.tables import each_row
 
 
 @pytest.fixture
-def busy_market(market: Market) -> None:
+def busy_market(market):
     market.flow()
     market.shop()
     market.publish(priority=0)
@@ -29,9 +24,7 @@ def busy_market(market: Market) -> None:
     Breaker.objects.update(open_until=now())
 
 
-def test_metrics_report_waiting_jobs_browsers_and_breakers(
-    market: Market, busy_market: None, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_report_waiting_jobs_browsers_and_breakers(market, busy_market, client, monkeypatch):
     lines = client.get("/metrics").content.decode().splitlines()
 
     assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 1.0' in lines
@@ -48,7 +41,7 @@ def test_metrics_report_waiting_jobs_browsers_and_breakers(
 
 
 @each_row("gauge, value", [(metrics.WAITING, ("normal", "yes", 1)), (metrics._AT_RISK, ("pdd", 1))])
-def test_earliest_dispatched_jobs_are_measured(market: Market, gauge: str, value: tuple[Any, ...]) -> None:
+def test_earliest_dispatched_jobs_are_measured(market, gauge, value):
     """The measure is of `MOST` jobs: an arbitrary choice of them missed those that are due."""
     market.flow()
     market.shop()
@@ -61,13 +54,13 @@ def test_earliest_dispatched_jobs_are_measured(market: Market, gauge: str, value
     assert metrics.read_gauge(gauge, most=1) == [value]
 
 
-def test_late_jobs_are_counted_until_they_end(market: Market, client: Client) -> None:
+def test_late_jobs_are_counted_until_they_end(market, client):
     market.flow()
     market.shop()
     for number in range(3):
         market.publish(dedupe_key=str(number), deadline=now() + timedelta(hours=1))
 
-    def value() -> str:
+    def value():
         (line,) = [line for line in client.get("/metrics").content.decode().splitlines()
                    if line.startswith('aftertouch_rpa_jobs_late{platform="pdd"}')]  # fmt: skip
         return line.split()[-1]
@@ -79,11 +72,11 @@ def test_late_jobs_are_counted_until_they_end(market: Market, client: Client) ->
     assert value() == "1.0"
 
 
-def count_at_risk() -> int:
+def count_at_risk():
     return int(dict(metrics.read_gauge(metrics._AT_RISK))["pdd"])
 
 
-def end_run(market: Market, minutes: int) -> None:
+def end_run(market, minutes):
     """One run of the flow that took this long."""
     task_id = market.publish("done").task_id
     Job.objects.filter(pk=task_id).update(state="succeeded", lease_until=None)
@@ -92,7 +85,7 @@ def end_run(market: Market, minutes: int) -> None:
                        ended_at=ended, outcome="succeeded")  # fmt: skip
 
 
-def test_job_is_at_risk_when_its_queue_needs_longer_than_its_due_date(market: Market) -> None:
+def test_job_is_at_risk_when_its_queue_needs_longer_than_its_due_date(market):
     market.flow()
     node = market.node()
     for shop in ("done", "a", "b", "c", "d"):
@@ -119,7 +112,7 @@ def test_job_is_at_risk_when_its_queue_needs_longer_than_its_due_date(market: Ma
     assert count_at_risk() == 0, "it is late"
 
 
-def test_job_at_risk_waits_for_its_shop_or_its_start(market: Market) -> None:
+def test_job_at_risk_waits_for_its_shop_or_its_start(market):
     market.flow()
     for shop in ("done", "a", "b"):
         market.shop(shop)
@@ -133,7 +126,7 @@ def test_job_at_risk_waits_for_its_shop_or_its_start(market: Market) -> None:
     assert count_at_risk() == 2, "it starts five minutes before"
 
 
-def test_flow_without_recent_runs_takes_its_timeout(market: Market, client: Client) -> None:
+def test_flow_without_recent_runs_takes_its_timeout(market, client):
     market.flow(timeout=timedelta(minutes=30))
     market.shop()
     market.publish(deadline=now() + timedelta(minutes=31))
@@ -147,7 +140,7 @@ def test_flow_without_recent_runs_takes_its_timeout(market: Market, client: Clie
     assert sorted(metrics.read_gauge(metrics._AT_RISK)) == [("own", 0), ("pdd", 1)]
 
 
-def test_settled_run_counts_outcome_duration_and_wait(market: Market) -> None:
+def test_settled_run_counts_outcome_duration_and_wait(market):
     market.flow()
     market.shop()
     market.publish()
@@ -161,8 +154,8 @@ def test_settled_run_counts_outcome_duration_and_wait(market: Market) -> None:
     assert figures()[-1] - before[-1] == 10, "it got no browser"
 
 
-def figures() -> list[float]:
-    def of(name: str, **labels: str) -> float:
+def figures():
+    def of(name, **labels):
         return REGISTRY.get_sample_value(name, labels) or 0.0
 
     return [

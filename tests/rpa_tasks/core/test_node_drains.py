@@ -1,16 +1,12 @@
 """A drained node ends what runs and starts nothing new; which shops wait for it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import translation
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.admin.job import explain_waiting
 from rpa_tasks.jobs import shops, wakeups
@@ -24,31 +20,30 @@ from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.db_timeouts import Deadline
 from scheduling.ledger.transitions import Settlement, WakeUp
-from tests.rpa_tasks.core.conftest import EVERY, Market
-from tests.support.second_connection import Race, SecondConnection
+from tests.rpa_tasks.core.conftest import EVERY
 
 pytestmark = pytest.mark.usefixtures("nodes")
 
 
 @pytest.fixture
-def nodes(market: Market) -> None:
+def nodes(market):
     market.flow(needs_browser=True)
     for name in ("n1", "n2"):
         market.node(name, *EVERY, *(f"n.{name}.{queue}" for queue in EVERY))
 
 
-def pin(shop_id: str, node: str) -> None:
+def pin(shop_id, node):
     Lane.objects.filter(shop__shop_id=shop_id).update(home=node)
 
 
-def explain() -> tuple[str, str]:
+def explain():
     """Return why the waiting job waits, with the link."""
     rows = Job.objects.select_related("shop__platform__breaker", "shop__lane", "flow")
     with translation.override("en"):
         return explain_waiting(rows.get(state__in=("scheduled", "queued")))
 
 
-def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
+def test_drained_node_picks_nothing_and_ends_what_runs(market):
     market.shop("s1")
     market.shop("s2")
     market.publish("s1")
@@ -63,7 +58,7 @@ def test_drained_node_picks_nothing_and_ends_what_runs(market: Market) -> None:
     assert (row.drained_by, row.draining_at is not None) == ("ann", True)
 
 
-def test_shop_of_drained_node_waits_with_that_reason_until_released(market: Market) -> None:
+def test_shop_of_drained_node_waits_with_that_reason_until_released(market):
     shop = market.shop("s1")
     pin("s1", "n1")
     drain_node("n1", by="ann")
@@ -76,7 +71,7 @@ def test_shop_of_drained_node_waits_with_that_reason_until_released(market: Mark
     assert market.pick(node="n2").shop_id == shop.pk
 
 
-def test_drained_home_does_not_bind_shop_of_platform_that_does_not_wait(market: Market) -> None:
+def test_drained_home_does_not_bind_shop_of_platform_that_does_not_wait(market):
     market.shop("s1")
     Platform.objects.update(waits_for_home=False)
     pin("s1", "n1")
@@ -86,11 +81,11 @@ def test_drained_home_does_not_bind_shop_of_platform_that_does_not_wait(market: 
     assert market.pick(node="n2") is not None
 
 
-def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_goes_to_the_queue_of_a_drained_node(market, monkeypatch):
     shop = market.shop("s1")
     pin("s1", "n1")
     receipt = market.publish("s1")
-    sent: list[Any] = []
+    sent = []
     monkeypatch.setattr(wakeups, "send_wakeup_message", lambda token, producer: sent.append(token.queue))
     monkeypatch.setattr(wakeups, "count_queue_messages", lambda producer, queue: 0)
     wakeup = WakeUp(receipt.task_id, now(), 1, shop.pk)
@@ -106,7 +101,7 @@ def test_no_message_goes_to_the_queue_of_a_drained_node(market: Market, monkeypa
 
 
 @pytest.mark.django_db(transaction=True)
-def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> None:
+def test_resume_wakes_pinned_shops(market, sent_wakeups):
     shop = market.shop("s1")
     market.shop("s2")
     pin("s1", "n1")
@@ -120,7 +115,7 @@ def test_resume_wakes_pinned_shops(market: Market, sent_wakeups: list[Any]) -> N
     assert market.pick("n.n1.normal", "normal", node="n1") is not None
 
 
-def test_drained_node_and_its_jobs_count_for_no_scaling(market: Market) -> None:
+def test_drained_node_and_its_jobs_count_for_no_scaling(market):
     market.shop("s1")
     market.publish("s1")
     market.pick(node="n1")
@@ -129,7 +124,7 @@ def test_drained_node_and_its_jobs_count_for_no_scaling(market: Market) -> None:
     assert measure_execution_nodes(Deadline(4.0)) == (1, 1), "two are needed for a running job in one slot"
 
 
-def test_take_over_opens_on_no_drained_node(market: Market) -> None:
+def test_take_over_opens_on_no_drained_node(market):
     shop, other = market.shop("s1"), market.shop("s2")
     pin("s1", "n1")
     drain_node("n1", by="ann")
@@ -142,11 +137,11 @@ def test_take_over_opens_on_no_drained_node(market: Market) -> None:
     assert measure_loads(["n1", "n2"]) == {"n1": NodeLoad(pinned=1), "n2": NodeLoad(take_overs=2)}
 
 
-def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_and_tidying_keep_the_drain(settings, monkeypatch):
     settings.AFTERTOUCH_NODE = "n1"
     monkeypatch.setattr(housekeeping.upkeep, "describe_slots", list)
     keeper = Housekeeping(["high"])
-    keeper.prewarmer.wanted = ["a shop"]  # type: ignore[list-item]
+    keeper.prewarmer.wanted = ["a shop"]
     drain_node("n1", by="ann")
     keeper.report()
     keeper.choose_next_shops()
@@ -158,7 +153,7 @@ def test_report_and_tidying_keep_the_drain(settings: Settings, monkeypatch: pyte
 
 
 @pytest.mark.django_db(transaction=True)
-def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_connection: SecondConnection) -> None:
+def test_job_picked_before_the_drain_is_committed_ends(market, second_connection):
     """A pick takes no lock of the node, so a drain waits for no pick and no pick for a drain."""
     market.shop("s1")
     market.shop("s2")
@@ -173,15 +168,15 @@ def test_job_picked_before_the_drain_is_committed_ends(market: Market, second_co
 
 
 @pytest.mark.django_db(transaction=True)
-def test_racing_drains_and_picks_leave_no_job_without_lane(market: Market, race: Race) -> None:
+def test_racing_drains_and_picks_leave_no_job_without_lane(market, race):
     for number in range(6):
         market.shop(f"s{number}")
         market.publish(f"s{number}")
     acts = [lambda: drain_node("n1", by="ann"), lambda: drain_node("n1", by="bob")]
-    acts += [lambda: market.pick(node="n1")] * 4  # type: ignore[list-item]
+    acts += [lambda: market.pick(node="n1")] * 4
     found = race(6, lambda number: acts[number]())
     assert sorted(found[:2]) == [False, True]
-    picks = [each.claim.task_id for each in found[2:] if each]  # type: ignore[attr-defined]
+    picks = [each.claim.task_id for each in found[2:] if each]
     assert set(Job.objects.filter(state="running").values_list("pk", flat=True)) == set(picks)
     assert market.pick(node="n1") is None
     assert market.pick(node="n2") is not None

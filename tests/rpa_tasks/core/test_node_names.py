@@ -1,17 +1,12 @@
 """Two execution nodes cannot have one name; a node that crashed keeps its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.environment import ROOT, environment
 from rpa_tasks.jobs.ledger import NODE_SILENT
@@ -19,23 +14,22 @@ from rpa_tasks.models import ExecutionNode
 from rpa_tasks.worker import node
 from rpa_tasks.worker.node import claim_node_name, read_state_id
 from tests.scheduling.api.serving import database_url
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def claim_on(settings: Settings, tmp_path: Path) -> Callable[[str], bool]:
+def claim_on(settings, tmp_path):
     """Claim the name `n1` on a machine."""
 
-    def claim_on(machine: str) -> bool:
+    def claim_on(machine):
         settings.AFTERTOUCH_STATE_DIR, settings.AFTERTOUCH_NODE = tmp_path / machine, "n1"
         return claim_node_name()
 
     return claim_on
 
 
-def test_second_machine_with_a_name_that_is_renewed_is_refused(claim_on: Callable[[str], bool]) -> None:
+def test_second_machine_with_a_name_that_is_renewed_is_refused(claim_on):
     assert claim_on("first")
     ExecutionNode.objects.update(queues=["high"], slots=3, draining_at=now(), drained_by="ops")
     assert not claim_on("second")
@@ -47,21 +41,19 @@ def test_second_machine_with_a_name_that_is_renewed_is_refused(claim_on: Callabl
     assert not claim_on("first")
 
 
-def test_one_of_machines_that_ask_at_once_gets_the_name(
-    race: Race, monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path
-) -> None:
+def test_one_of_machines_that_ask_at_once_gets_the_name(race, monkeypatch, settings, tmp_path):
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     ids = iter(range(8))
     monkeypatch.setattr(node, "read_state_id", lambda _: f"machine {next(ids)}")
     assert sum(race(8, lambda _: claim_node_name())) == 1
 
 
-def test_readers_of_a_new_state_directory_agree_on_its_id(race: Race, tmp_path: Path) -> None:
+def test_readers_of_a_new_state_directory_agree_on_its_id(race, tmp_path):
     assert len(set(race(8, lambda _: read_state_id(tmp_path / "new")))) == 1
     assert os.listdir(tmp_path / "new") == ["node.id"]
 
 
-def test_worker_with_a_taken_name_does_not_start(claim_on: Callable[[str], bool], tmp_path: Path) -> None:
+def test_worker_with_a_taken_name_does_not_start(claim_on, tmp_path):
     assert claim_on("first")
     done = subprocess.run(
         [sys.executable, "-m", "celery", "-A", "config", "worker", "-Q", "high", "-c", "1", "-n", "second@test"],

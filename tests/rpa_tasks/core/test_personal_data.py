@@ -1,7 +1,5 @@
 """Erasure of a customer in jobs: nothing of the customer stays, and nothing runs without its payload."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
@@ -17,9 +15,7 @@ from scheduling.ids import new_id
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Touch
 from scheduling.operations.failed_tasks import Actor, retry_failed_task, withdraw_retry
-from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
@@ -28,12 +24,12 @@ WHO = Identity(USER, addresses=("13800007731",))
 
 
 @pytest.fixture(autouse=True)
-def _shop(market: Market) -> None:
+def _shop(market):
     market.shop()
     market.flow()
 
 
-def test_erasure_waits_for_a_running_job(market: Market) -> None:
+def test_erasure_waits_for_a_running_job(market):
     market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
     pick = market.pick()
     job = Job.objects.get()
@@ -46,7 +42,7 @@ def test_erasure_waits_for_a_running_job(market: Market) -> None:
 
 
 @each_row("by", ["touch", "client"])
-def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by: str) -> None:
+def test_erasure_waits_for_a_job_that_serves_another_request(market, by):
     """It cancelled the job into which the touch of another customer was merged: that one ended with it."""
     Flow.objects.update(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
     key = new_id()
@@ -73,7 +69,7 @@ def test_erasure_waits_for_a_job_that_serves_another_request(market: Market, by:
     assert (job.state, job.payload, job.result) == ("succeeded", {}, None)
 
 
-def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Market) -> None:
+def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market):
     """All its requests are about this customer."""
     for _ in range(2):
         market.publish(payload={"user_id": USER}, dedupe_key=f"refund:{USER}")
@@ -81,7 +77,7 @@ def test_erasure_cancels_a_repeated_job_whose_key_names_the_customer(market: Mar
     assert [*Job.objects.values_list("state", "requests", "payload")] == [("cancelled", 2, {})]
 
 
-def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None:
+def test_erasure_of_an_edited_job_empties_the_difference(market):
     """The customer was named by the edited payload only, so the first job stays."""
     market.publish(payload={"user_id": "other"})
     market.end(Job.objects.get().pk)
@@ -91,7 +87,7 @@ def test_erasure_of_an_edited_job_empties_the_difference(market: Market) -> None
     assert (failed.difference, USER in str(failed.payload)) == (None, False)
 
 
-def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market: Market) -> None:
+def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market):
     key = new_id()
     market.publish(payload={"customer": USER}, touch_key=key)
     market.end(Job.objects.get().pk)
@@ -102,9 +98,7 @@ def test_erasure_empties_the_failed_task_of_a_job_of_a_touch(market: Market) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
-    market: Market, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(market, matrix, record_event):
     """Its batch is rolled back, and the cancellation must not be."""
     market.shop("s2")
     Flow.objects.update(dedupe_by="task_type", dedupe_window=timedelta(hours=1))
@@ -125,7 +119,7 @@ def test_delayed_erasure_cancels_the_customers_own_job_of_a_touch(
 
 
 @each_row("key", [None, "", f"refund:{USER}"])
-def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
+def test_erased_job_never_runs_again(market, key):
     """A command would act in a shop without its parameters."""
     Flow.objects.update(dedupe_by="task_type")
     job = market.publish(payload={"user_id": USER}, dedupe_key=key).task_id
@@ -137,7 +131,7 @@ def test_erased_job_never_runs_again(market: Market, key: str | None) -> None:
     assert Job.objects.count() == 1
 
 
-def test_erased_job_never_runs_again_by_a_failed_task_whose_retry_was_undone(market: Market) -> None:
+def test_erased_job_never_runs_again_by_a_failed_task_whose_retry_was_undone(market):
     market.publish(payload={"user_id": USER})
     market.end(Job.objects.get().pk)
     failed = FailedTask.objects.get()

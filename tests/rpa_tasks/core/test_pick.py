@@ -1,16 +1,11 @@
 """Which job starts next, and that no shop ever runs two."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, transaction
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.ledger import job_ledger
@@ -18,10 +13,8 @@ from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Plat
 from scheduling import sql
 from scheduling.ledger.transitions import Settlement, WakeUp
 from scheduling.models import Pause, Priority
-from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.rpa_tasks.core.conftest import EVERY
 from tests.support.second_connection import (
-    Race,
-    SecondConnection,
     act_and_close,
     act_behind_locks,
     await_lock_waits,
@@ -31,20 +24,20 @@ from tests.support.waiting import WAIT_LIMIT
 
 
 @pytest.fixture(autouse=True)
-def flow(market: Market) -> None:
+def flow(market):
     market.flow()
 
 
-def end_run(pick: Any, state: str = "succeeded") -> None:
+def end_run(pick, state="succeeded"):
     assert job_ledger.settle(pick.claim, Settlement(state))
 
 
-def pick_shop_id(market: Market, *queues: str, **options: Any) -> str | None:
+def pick_shop_id(market, *queues, **options):
     pick = market.pick(*queues, **options)
     return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
 
 
-def test_pick_returns_one_job_per_shop(market: Market) -> None:
+def test_pick_returns_one_job_per_shop(market):
     market.shop()
     market.publish(dedupe_key="a")
     market.publish(dedupe_key="b")
@@ -60,7 +53,7 @@ def test_pick_returns_one_job_per_shop(market: Market) -> None:
         Job.objects.update(state="running", lease_until=now())
 
 
-def test_pick_orders_jobs_of_its_queues_by_priority(market: Market) -> None:
+def test_pick_orders_jobs_of_its_queues_by_priority(market):
     for name, priority in [("low", 2), ("lower", 2), ("normal", 1), ("high", 0)]:
         market.shop(name)
         for key in range(3):
@@ -72,7 +65,7 @@ def test_pick_orders_jobs_of_its_queues_by_priority(market: Market) -> None:
     assert [pick_shop_id(market) for _ in range(3)] == ["high", "normal", *({"low", "lower"} - {first})]
 
 
-def test_pick_raises_aged_low_job_to_high(market: Market) -> None:
+def test_pick_raises_aged_low_job_to_high(market):
     market.shop("old")
     market.shop("new")
     market.publish("old", priority=2)
@@ -84,7 +77,7 @@ def test_pick_raises_aged_low_job_to_high(market: Market) -> None:
     assert pick_shop_id(market) == "new"
 
 
-def test_pick_alternates_aged_and_high_jobs(market: Market) -> None:
+def test_pick_alternates_aged_and_high_jobs(market):
     market.shop("old")
     market.shop("urgent")
     market.publish("old", priority=2)
@@ -97,7 +90,7 @@ def test_pick_alternates_aged_and_high_jobs(market: Market) -> None:
     assert pick_shop_id(market) == "old"
 
 
-def test_pick_alternates_between_shops(market: Market) -> None:
+def test_pick_alternates_between_shops(market):
     for name in ("a", "b"):
         market.shop(name)
         for key in range(3):
@@ -122,7 +115,7 @@ def test_pick_alternates_between_shops(market: Market) -> None:
         lambda shop: Job.objects.filter(shop=shop).update(due_at=now() + timedelta(hours=1)),
     ],
 )
-def test_pick_skips_shop_that_cannot_start(market: Market, closed: Any) -> None:
+def test_pick_skips_shop_that_cannot_start(market, closed):
     market.flow(platform="temu")
     shop = market.shop("closed", "temu")
     market.publish("closed", platform="temu", priority=0)
@@ -134,7 +127,7 @@ def test_pick_skips_shop_that_cannot_start(market: Market, closed: Any) -> None:
     assert market.pick() is None
 
 
-def test_pick_ignores_later_job_of_same_shop(market: Market) -> None:
+def test_pick_ignores_later_job_of_same_shop(market):
     market.shop()
     market.publish(dedupe_key="later", priority=0, delay=timedelta(hours=1))
     now_due = market.publish(dedupe_key="now", priority=2)
@@ -142,7 +135,7 @@ def test_pick_ignores_later_job_of_same_shop(market: Market) -> None:
     assert market.pick().claim.task_id == now_due.task_id
 
 
-def test_pick_during_global_pause_returns_none(market: Market) -> None:
+def test_pick_during_global_pause_returns_none(market):
     market.shop()
     market.publish()
     Pause.objects.create(scope="all")
@@ -150,7 +143,7 @@ def test_pick_during_global_pause_returns_none(market: Market) -> None:
     assert market.pick() is None
 
 
-def test_ids_with_dots_share_no_queue(market: Market) -> None:
+def test_ids_with_dots_share_no_queue(market):
     """SQL and Python name the same queue, and no other shop, platform or node has it."""
     own = {"dedicated_queue": True}
     shops = [
@@ -174,7 +167,7 @@ def test_ids_with_dots_share_no_queue(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_picks_start_one_probe(market: Market) -> None:
+def test_concurrent_picks_start_one_probe(market):
     """Both read before either writes its trial: a lock on the breaker stops them in between."""
     for name in ("a", "b"):
         market.shop(name)
@@ -190,7 +183,7 @@ def test_concurrent_picks_start_one_probe(market: Market) -> None:
 
 
 @pytest.fixture
-def preferred_node(market: Market) -> ExecutionNode:
+def preferred_node(market):
     """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
     market.flow("browse", needs_browser=True)
     market.shop()
@@ -203,9 +196,7 @@ def preferred_node(market: Market) -> ExecutionNode:
     return node
 
 
-def test_silent_preferred_node_keeps_shops_for_home_lease(
-    market: Market, preferred_node: ExecutionNode, settings: Settings
-) -> None:
+def test_silent_preferred_node_keeps_shops_for_home_lease(market, preferred_node, settings):
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
     market.publish(task_type="browse", priority=0)
     assert job_ledger.startable() == {"n.n1.high": 1}
@@ -216,7 +207,7 @@ def test_silent_preferred_node_keeps_shops_for_home_lease(
     assert market.pick(node="n2")
 
 
-def test_plain_job_starts_on_any_node(market: Market, preferred_node: ExecutionNode) -> None:
+def test_plain_job_starts_on_any_node(market, preferred_node):
     """The preferred node is busy; a browser job of the same tier waits for it and does not block the other."""
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
@@ -229,7 +220,7 @@ def test_plain_job_starts_on_any_node(market: Market, preferred_node: ExecutionN
     assert market.pick(node="n1")
 
 
-def test_pick_of_jobs_due_together_takes_startable_one(market: Market, preferred_node: ExecutionNode) -> None:
+def test_pick_of_jobs_due_together_takes_startable_one(market, preferred_node):
     market.publish(task_type="browse", priority=0)
     free = market.publish(priority=0)
     Job.objects.filter(state="queued").update(due_at=now() - timedelta(seconds=1))
@@ -237,7 +228,7 @@ def test_pick_of_jobs_due_together_takes_startable_one(market: Market, preferred
     assert market.pick(node="n2").claim.task_id == free.task_id
 
 
-def test_browser_job_without_wait_starts_on_first_node(market: Market, preferred_node: ExecutionNode) -> None:
+def test_browser_job_without_wait_starts_on_first_node(market, preferred_node):
     Platform.objects.update(waits_for_home=False)
     market.publish(task_type="browse", priority=0)
 
@@ -247,7 +238,7 @@ def test_browser_job_without_wait_starts_on_first_node(market: Market, preferred
     assert Lane.objects.get().home == "n2"
 
 
-def test_preferred_node_keeps_only_jobs_of_its_queues(market: Market, preferred_node: ExecutionNode) -> None:
+def test_preferred_node_keeps_only_jobs_of_its_queues(market, preferred_node):
     market.publish(task_type="browse", priority=2)
 
     assert market.pick("high", node="n1") is None
@@ -255,8 +246,8 @@ def test_preferred_node_keeps_only_jobs_of_its_queues(market: Market, preferred_
     assert market.pick(node="n2")
 
 
-def list_wakeup_queues(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
-    published: list[str] = []
+def list_wakeup_queues(monkeypatch, *receipts, priority=0):
+    published = []
     monkeypatch.setattr(
         wakeups, "publish_within_capacity", lambda found, nodes: published.extend(each.queue for each in found)
     )
@@ -265,9 +256,7 @@ def list_wakeup_queues(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority
     return published
 
 
-def test_wakeup_of_browser_job_goes_to_preferred_node(
-    market: Market, preferred_node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wakeup_of_browser_job_goes_to_preferred_node(market, preferred_node, monkeypatch):
     browser, free = market.publish(task_type="browse", priority=0), market.publish(priority=0)
 
     assert list_wakeup_queues(monkeypatch, browser, free) == ["n.n1.high", "high"]
@@ -275,9 +264,7 @@ def test_wakeup_of_browser_job_goes_to_preferred_node(
     assert set(wakeups.list_extra_queues()) == {"n.n1.high", "n.n2.high"}
 
 
-def test_wakeup_without_wait_prefers_node_with_free_slot(
-    market: Market, preferred_node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wakeup_without_wait_prefers_node_with_free_slot(market, preferred_node, monkeypatch):
     Platform.objects.update(waits_for_home=False)
     browser = market.publish(task_type="browse", priority=0)
 
@@ -286,7 +273,7 @@ def test_wakeup_without_wait_prefers_node_with_free_slot(
     assert list_wakeup_queues(monkeypatch, browser) == ["high"]
 
 
-def test_pin_to_node_by_stale_claim_changes_nothing(market: Market) -> None:
+def test_pin_to_node_by_stale_claim_changes_nothing(market):
     market.shop()
     market.publish()
     stale = market.pick(node="n1")
@@ -298,7 +285,7 @@ def test_pin_to_node_by_stale_claim_changes_nothing(market: Market) -> None:
     assert Lane.objects.get().home == ""
 
 
-def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
+def test_pick_rechecks_due_time_after_lock(market):
     """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
     market.shop()
     receipt = market.publish()
@@ -310,7 +297,7 @@ def test_pick_rechecks_due_time_after_lock(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_pick_that_waits_for_a_job_holds_no_lane(market: Market, second_connection: SecondConnection) -> None:
+def test_pick_that_waits_for_a_job_holds_no_lane(market, second_connection):
     """The other transaction may wait for a run, and the end of that run for a lane that the pick has looked at."""
     market.shop()
     market.publish()
@@ -324,26 +311,26 @@ def test_pick_that_waits_for_a_job_holds_no_lane(market: Market, second_connecti
 
 
 @transaction.atomic
-def lock_lane() -> bool:
+def lock_lane():
     """Return whether the only lane can be locked at once."""
     return Lane.objects.select_for_update(skip_locked=True).exists()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_pick_keeps_no_job_that_it_could_not_claim(market: Market) -> None:
+def test_pick_keeps_no_job_that_it_could_not_claim(market):
     """A batch that merges locks several jobs. A pick that keeps one of them, and waits for another, is a deadlock."""
     market.shop("s1")
     market.shop("s2")
     first = Job.objects.filter(task_id=market.publish("s1", priority=Priority.HIGH).task_id)
     second = Job.objects.filter(task_id=market.publish("s2").task_id)
 
-    def merge_into_both() -> None:
+    def merge_into_both():
         with transaction.atomic():
             second.update(requests=2)
             await_lock_waits()  # of the pick, for the first job
             first.update(requests=2)
 
-    def put_off_first() -> None:
+    def put_off_first():
         first.update(due_at=now() + timedelta(hours=1))
 
     pick, _ = act_behind_locks(put_off_first, market.pick, merge_into_both)
@@ -354,7 +341,7 @@ def test_pick_keeps_no_job_that_it_could_not_claim(market: Market) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_picks_differ_in_shop(market: Market, race: Race) -> None:
+def test_concurrent_picks_differ_in_shop(market, race):
     for number in range(8):
         market.shop(f"s{number}")
         market.publish(f"s{number}", dedupe_key="a")
@@ -368,12 +355,12 @@ def test_concurrent_picks_differ_in_shop(market: Market, race: Race) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_workers_run_each_job_of_lane_once(market: Market, race: Race) -> None:
+def test_concurrent_workers_run_each_job_of_lane_once(market, race):
     market.shop(backlog_limit=1000)
     for key in range(40):
         market.publish(dedupe_key=str(key))
 
-    def work(_: int) -> int:
+    def work(_):
         done = 0
         while Job.objects.filter(state__in=["queued", "running"]).exists():
             if pick := market.pick():
@@ -386,13 +373,13 @@ def test_concurrent_workers_run_each_job_of_lane_once(market: Market, race: Race
 
 
 @pytest.mark.django_db(transaction=True)
-def test_dispatch_skips_locked_job(market: Market, second_connection: SecondConnection) -> None:
+def test_dispatch_skips_locked_job(market, second_connection):
     """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
     market.shop()
     locked, free = (market.publish(dedupe_key=key, delay=timedelta(days=1)).task_id for key in ("locked", "free"))
     Job.objects.update(due_at=now())
 
-    def dispatch() -> list[UUID]:
+    def dispatch():
         with sql.limit_statement_time(5):
             return [wakeup.task_id for wakeup in job_ledger.dispatch_due(horizon=timedelta(seconds=30))]
 

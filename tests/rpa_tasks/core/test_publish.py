@@ -1,42 +1,34 @@
 """One key for every producer: what waits takes in what comes, and nothing piles up unseen."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import product
-from typing import Any
 
 import pytest
 from django.db import connection
 from django.utils.timezone import now
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pytest_django import DjangoCaptureOnCommitCallbacks
 
 from rpa_tasks.jobs.ledger import job_ledger
-from rpa_tasks.jobs.publish import BacklogFull, Receipt
+from rpa_tasks.jobs.publish import BacklogFull
 from rpa_tasks.models import Flow, Job
 from rpa_tasks.supervisor import command
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import Settlement
-from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 
 
 @pytest.fixture(autouse=True)
-def shop(market: Market) -> None:
+def shop(market):
     market.flow(dedupe_by="task_type")
     market.shop()
 
 
-def test_publish_wakes_nodes_only_for_what_is_due_and_new(
-    market: Market, sent_wakeups: list[Any], django_capture_on_commit_callbacks: DjangoCaptureOnCommitCallbacks
-) -> None:
+def test_publish_wakes_nodes_only_for_what_is_due_and_new(market, sent_wakeups, django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True):
         assert market.publish(dedupe_key="later", delay=timedelta(hours=2)).state == "scheduled"
     assert sent_wakeups == []
@@ -49,7 +41,7 @@ def test_publish_wakes_nodes_only_for_what_is_due_and_new(
     assert len(sent_wakeups) == 2, "it is more urgent now"
 
 
-def test_publish_merges_into_waiting_job(market: Market) -> None:
+def test_publish_merges_into_waiting_job(market):
     first = market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
     second = market.publish(payload={"page": 2}, priority=0)
 
@@ -63,7 +55,7 @@ def test_publish_merges_into_waiting_job(market: Market) -> None:
     assert job.due_at <= now(), "it stays as urgent as the most urgent request"
 
 
-def test_publish_behind_running_job_keeps_one_waiting(market: Market) -> None:
+def test_publish_behind_running_job_keeps_one_waiting(market):
     running = market.publish()
     market.pick()
     behind = market.publish()
@@ -73,7 +65,7 @@ def test_publish_behind_running_job_keeps_one_waiting(market: Market) -> None:
     assert (third.task_id, third.duplicate) == (behind.task_id, True)
 
 
-def test_publish_above_limit_of_shop_or_platform_is_refused(market: Market) -> None:
+def test_publish_above_limit_of_shop_or_platform_is_refused(market):
     market.platform("tiny", backlog_limit=2)
     market.flow(platform="tiny")
     market.shop("a", "tiny", backlog_limit=1)
@@ -88,7 +80,7 @@ def test_publish_above_limit_of_shop_or_platform_is_refused(market: Market) -> N
         market.publish("b", platform="tiny", dedupe_key="k")
 
 
-def test_publish_into_any_waiting_job_checks_each_payload_that_a_job_would_get(market: Market) -> None:
+def test_publish_into_any_waiting_job_checks_each_payload_that_a_job_would_get(market):
     market.flow("sync_page", payload_schema={"type": "object", "required": ["page"]})
     with pytest.raises(InvalidInput):
         market.publish(task_type="sync_page", keeps_payload=True, merges_into_any=True)
@@ -100,7 +92,7 @@ def test_publish_into_any_waiting_job_checks_each_payload_that_a_job_would_get(m
     assert (Job.objects.get().payload, Job.objects.get().priority) == ({"page": 1}, 0)
 
 
-def test_publish_into_any_waiting_job_needs_a_flow_that_merges(market: Market) -> None:
+def test_publish_into_any_waiting_job_needs_a_flow_that_merges(market):
     """The waiting job is of the time when the flow merged equal payloads."""
     flow = market.flow("reply", dedupe_by="payload")
     market.publish(task_type="reply", payload={"to": "ann"}, delay=timedelta(hours=1))
@@ -112,19 +104,17 @@ def test_publish_into_any_waiting_job_needs_a_flow_that_merges(market: Market) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(
-    market: Market, second_connection: SecondConnection
-) -> None:
+def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(market, second_connection):
     """The first job starts between the look and the merge."""
     market.flow("reply", dedupe_by="payload")
     market.publish(task_type="reply", payload={"to": "ann"})
-    behind: list[Receipt] = []
+    behind = []
 
-    def start_and_publish() -> Receipt:
+    def start_and_publish():
         assert market.pick()
         return market.publish(task_type="reply", payload={"to": "bob"})
 
-    def start_first(execute: Any, query: Any, *rest: Any) -> Any:
+    def start_first(execute, query, *rest):
         if not behind and "FOR NO KEY UPDATE" in query:
             behind.append(second_connection(start_and_publish))
         return execute(query, *rest)
@@ -135,7 +125,7 @@ def test_publish_into_any_waiting_job_finds_the_one_behind_a_new_run(
     assert [merged] == [replace(each, duplicate=True, because="waiting") for each in behind]
 
 
-def test_publish_refuses_unstorable_payload_before_its_key(market: Market) -> None:
+def test_publish_refuses_unstorable_payload_before_its_key(market):
     market.flow("reply", dedupe_by="payload", dedupe_window=timedelta(hours=1))
     for payload, touch in product(({"to": "\ud800"}, {"to": {"a", "set"}}), (None, new_id())):
         with pytest.raises(InvalidInput):
@@ -145,7 +135,7 @@ def test_publish_refuses_unstorable_payload_before_its_key(market: Market) -> No
 # --- which requests merge ------------------------------------------------------------------------------------------
 
 
-def test_publish_during_retry_delay_merges_and_advances_job(market: Market) -> None:
+def test_publish_during_retry_delay_merges_and_advances_job(market):
     first = market.publish(payload={"page": 1})
     pick = market.pick()
     job_ledger.mark_sending(pick.claim)
@@ -161,7 +151,7 @@ def test_publish_during_retry_delay_merges_and_advances_job(market: Market) -> N
     assert market.pick().claim.task_id == first.task_id
 
 
-def test_publish_beside_retry_merges_into_unstarted_job(market: Market) -> None:
+def test_publish_beside_retry_merges_into_unstarted_job(market):
     """Its payload is newer than the retry's, however early the retry is due."""
     first = market.publish()
     pick = market.pick()
@@ -176,7 +166,7 @@ def test_publish_beside_retry_merges_into_unstarted_job(market: Market) -> None:
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_publish_other_payload_into_started_retry_renews_key(market: Market, began: bool) -> None:
+def test_publish_other_payload_into_started_retry_renews_key(market, began):
     """A receiver that knows the key would take the new payload for a repetition of the old one."""
     first = market.publish(payload={"text": "a"})
     pick = market.pick()
@@ -192,7 +182,7 @@ def test_publish_other_payload_into_started_retry_renews_key(market: Market, beg
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_publishes_create_one_job_and_merge_into_its_retry(market: Market, race: Race) -> None:
+def test_concurrent_publishes_create_one_job_and_merge_into_its_retry(market, race):
     receipts = race(16, lambda _: market.publish())
     assert sum(not each.duplicate for each in receipts) == 1
     assert Job.objects.get().requests == 16
@@ -203,7 +193,7 @@ def test_concurrent_publishes_create_one_job_and_merge_into_its_retry(market: Ma
     assert Job.objects.get().requests == 32
 
 
-def test_publish_merges_equal_payloads(market: Market) -> None:
+def test_publish_merges_equal_payloads(market):
     market.flow("batch_reply")
     receipts = [
         market.publish(task_type="batch_reply", payload=payload)
@@ -215,7 +205,7 @@ def test_publish_merges_equal_payloads(market: Market) -> None:
     assert {job.payload["to"] for job in Job.objects.all()} == {"a", "b"}
 
 
-def test_publish_without_a_key_never_merges(market: Market) -> None:
+def test_publish_without_a_key_never_merges(market):
     assert not any(market.publish(dedupe_key="").duplicate for _ in range(3))
     market.flow("reply", dedupe_by="none")
     assert not any(market.publish(task_type="reply").duplicate for _ in range(3))
@@ -223,7 +213,7 @@ def test_publish_without_a_key_never_merges(market: Market) -> None:
 
 
 @each_row("name", command.RUN_MEMBERS)
-def test_publish_refuses_payload_with_member_of_run_by_name(market: Market, name: str) -> None:
+def test_publish_refuses_payload_with_member_of_run_by_name(market, name):
     with pytest.raises(InvalidInput) as caught:
         market.publish(payload={"page": 1, name: "own"})
     assert [error.field for error in caught.value.errors] == [f"payload.{name}"]
@@ -232,7 +222,7 @@ def test_publish_refuses_payload_with_member_of_run_by_name(market: Market, name
     assert not market.publish(payload={"page": 1, name: "own"}).duplicate
 
 
-def test_publish_accepts_large_payload_only_for_parameter_file(market: Market) -> None:
+def test_publish_accepts_large_payload_only_for_parameter_file(market):
     large = {"text": "x" * 200_000}
     with pytest.raises(InvalidInput, match="at most 65536"):
         market.publish(payload=large)
@@ -247,7 +237,7 @@ def test_publish_accepts_large_payload_only_for_parameter_file(market: Market) -
 # --- what is accepted can be executed ------------------------------------------------------------------------------
 
 
-def build_command(job: Job, template: list[str]) -> list[str]:
+def build_command(job, template):
     param = command.param_of(
         job.payload, nested=False, shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile,
         task_id=str(job.pk), delivery_key=str(job.root_id), lease_no=1, debug_port=9222,
@@ -269,7 +259,7 @@ leaves = st.one_of(
 @given(leaf=leaves, count=st.integers(1, 9_000), template=st.sampled_from(TEMPLATES))
 @example(leaf="中" * 20_000, count=1, template=TEMPLATES[0])
 @example(leaf=1e300, count=9_000, template=TEMPLATES[0])  # 63 KB as it comes, 2.7 MB as it is stored
-def test_accepted_payload_fits_on_command_line(market: Market, leaf: Any, count: int, template: list[str]) -> None:
+def test_accepted_payload_fits_on_command_line(market, leaf, count, template):
     flow = Flow.objects.filter(task_type="any").first() or market.flow("any")
     Flow.objects.filter(pk=flow.pk).update(command=template)
     with suppress(InvalidInput):

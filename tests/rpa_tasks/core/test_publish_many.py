@@ -1,11 +1,7 @@
 """A batch of requests gives the results and the jobs of single requests, one after the other."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,7 +15,6 @@ from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.jobs.publish import (
     BacklogFull,
     PublishRequest,
-    PublishResult,
     Receipt,
     publish_job,
     publish_many,
@@ -30,12 +25,10 @@ from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import Settlement
-from tests.rpa_tasks.core.conftest import Market
 from tests.scheduling.api.serving import database_url
-from tests.support.second_connection import Race
 
 DAY = timedelta(days=1)
-FLOWS: dict[str, dict[str, Any]] = {
+FLOWS = {
     "any": {"dedupe_by": "task_type"},
     "payload": {"dedupe_by": "payload"},
     "none": {"dedupe_by": "none", "dedupe_window": DAY},
@@ -72,8 +65,8 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-def publish_singly(requests: Sequence[PublishRequest]) -> list[PublishResult]:
-    results: list[PublishResult] = []
+def publish_singly(requests):
+    results = []
     for request in requests:
         try:
             results.append(publish_job(request))
@@ -82,7 +75,7 @@ def publish_singly(requests: Sequence[PublishRequest]) -> list[PublishResult]:
     return results
 
 
-def build_platform(key: str) -> None:
+def build_platform(key):
     platform = Platform.objects.create(key=key, backlog_limit=14)
     for number in range(1, 4):
         Shop.objects.create(platform=platform, shop_id=f"s{number}", backlog_limit=8)
@@ -90,7 +83,7 @@ def build_platform(key: str) -> None:
         Flow.objects.create(platform=platform, task_type=task_type, command=["true", "{param}"], **changes)
 
 
-def change_jobs(platform: str, step: str) -> None:
+def change_jobs(platform, step):
     """Bring about what a batch may meet: a running, ended or cancelled job, and ended windows."""
     waiting = Job.objects.filter(shop__platform__key=platform, state__in=("scheduled", "queued")).order_by("pk")
     if step == "expire":
@@ -111,7 +104,7 @@ def change_jobs(platform: str, step: str) -> None:
                 Lane.objects.filter(shop=free.shop_id).update(task_id=None)
 
 
-def describe(platform: str, results: Sequence[PublishResult]) -> Any:
+def describe(platform, results):
     """Return results and rows without ids and times, which differ."""
     rows = list(Job.objects.filter(shop__platform__key=platform).select_related("shop", "flow").order_by("pk"))
     rows.sort(key=lambda row: (row.created_at, row.pk))
@@ -129,7 +122,7 @@ def describe(platform: str, results: Sequence[PublishResult]) -> Any:
     return [describe_result(each, kinds, platform) for each in results], sorted(map(repr, kinds.values())), held
 
 
-def describe_result(result: PublishResult, kinds: Any, platform: str) -> Any:
+def describe_result(result, kinds, platform):
     if isinstance(result, Receipt):
         return result.duplicate, result.state, result.because, result.window_ends_at is None, kinds[result.task_id]
     assert isinstance(result, (InvalidInput, BacklogFull)), result
@@ -139,14 +132,14 @@ def describe_result(result: PublishResult, kinds: Any, platform: str) -> Any:
 @pytest.mark.django_db
 @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
-def test_batch_gives_results_and_rows_of_single_requests(steps: list[Any]) -> None:
+def test_batch_gives_results_and_rows_of_single_requests(steps):
     with transaction.atomic():
         build_platform("one")
         build_platform("two")
         for step in steps:
             shown = []
             for platform, publish in (("one", publish_singly), ("two", publish_many)):
-                results: list[PublishResult] = []
+                results = []
                 if isinstance(step, str):
                     change_jobs(platform, step)
                 else:
@@ -156,7 +149,7 @@ def test_batch_gives_results_and_rows_of_single_requests(steps: list[Any]) -> No
         transaction.set_rollback(True)
 
 
-def build_request(platform: str, changes: dict[str, Any]) -> PublishRequest:
+def build_request(platform, changes):
     deadline = now() + timedelta(hours=1) + changes["deadline"] if changes["deadline"] else None
     return PublishRequest(platform=platform, **{**changes, "deadline": deadline})
 
@@ -165,13 +158,13 @@ def build_request(platform: str, changes: dict[str, Any]) -> PublishRequest:
 
 
 @pytest.fixture
-def pdd(market: Market) -> Callable[..., list[PublishRequest]]:
+def pdd(market):
     for number in range(10):
         market.shop(f"s{number}")
     market.flow("windowed", dedupe_by="task_type", dedupe_window=DAY)
     market.flow("plain", dedupe_by="task_type")
 
-    def build(number: int) -> list[PublishRequest]:
+    def build(number):
         requests = [
             PublishRequest("pdd", f"s{shop}", task_type, priority=number % 3, source=f"client {number}")
             for shop in range(10)
@@ -183,16 +176,14 @@ def pdd(market: Market) -> Callable[..., list[PublishRequest]]:
 
 
 @pytest.fixture
-def patient_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_locks(monkeypatch):
     """On a slow machine a batch holds its locks for longer than the second after which another one reports an error."""
     wait = sql.brief_lock_waits
     monkeypatch.setattr(sql, "brief_lock_waits", lambda seconds=1.0: wait(60.0))
 
 
 @pytest.mark.django_db(transaction=True)
-def test_racing_batches_store_each_job_once(
-    market: Market, pdd: Callable[..., list[PublishRequest]], race: Race, patient_locks: None
-) -> None:
+def test_racing_batches_store_each_job_once(market, pdd, race, patient_locks):
     """16 connections publish the same keys in opposite orders."""
     answers = race(16, lambda number: publish_many(pdd(number)))
 
@@ -205,10 +196,8 @@ def test_racing_batches_store_each_job_once(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_racing_batches_and_runs_keep_one_run_a_window(
-    market: Market, pdd: Callable[..., list[PublishRequest]], race: Race, patient_locks: None
-) -> None:
-    def act(number: int) -> list[PublishResult]:
+def test_racing_batches_and_runs_keep_one_run_a_window(market, pdd, race, patient_locks):
+    def act(number):
         if number < 12:
             return publish_many(pdd(number))
         for _ in range(20):
@@ -223,7 +212,7 @@ def test_racing_batches_and_runs_keep_one_run_a_window(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_batch_with_locked_job_answers_for_the_others(market: Market, pdd: Callable[..., list[PublishRequest]]) -> None:
+def test_batch_with_locked_job_answers_for_the_others(market, pdd):
     first = publish_many(pdd(0)[:3])
     assert isinstance(first[1], Receipt)
     with psycopg.connect(database_url()) as other:
@@ -233,13 +222,11 @@ def test_batch_with_locked_job_answers_for_the_others(market: Market, pdd: Calla
 
 
 @pytest.mark.django_db
-def test_batch_tries_nothing_after_a_lost_connection(
-    market: Market, pdd: Callable[..., list[PublishRequest]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_tries_nothing_after_a_lost_connection(market, pdd, monkeypatch):
     """Each try would wait for PostgreSQL again, and the answer for all of them."""
-    tries: list[PublishRequest] = []
+    tries = []
 
-    def lose(request: PublishRequest) -> Receipt:
+    def lose(request):
         tries.append(request)
         raise OperationalError("connection lost")
 
@@ -253,9 +240,7 @@ def test_batch_tries_nothing_after_a_lost_connection(
 
 
 @pytest.mark.django_db
-def test_batch_wakes_nodes_and_serves_touches(
-    market: Market, sent_wakeups: list[Any], django_capture_on_commit_callbacks: Any
-) -> None:
+def test_batch_wakes_nodes_and_serves_touches(market, sent_wakeups, django_capture_on_commit_callbacks):
     market.shop()
     market.flow()
     request = PublishRequest("pdd", "s1", "sync_order")

@@ -1,11 +1,7 @@
 """What the back office and the API read of jobs."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -21,14 +17,13 @@ from rpa_tasks.jobs.shops import check_login
 from rpa_tasks.models import Flow, Job, Lane, Platform, Shop
 from scheduling import sql
 from scheduling.models.touch import RARE
-from tests.rpa_tasks.core.conftest import Market
 from tests.support.tables import each_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("fresh_tables")]
 
 
 @pytest.fixture
-def jobs_with_history(market: Market) -> None:
+def jobs_with_history(market):
     """A job that waits, 4,000 that have succeeded, and five of each rare state."""
     market.shop()
     market.flow()
@@ -39,7 +34,7 @@ def jobs_with_history(market: Market) -> None:
 
 
 @each_row("state", RARE)
-def test_jobs_page_of_rare_state_uses_index(jobs_with_history: None, state: str) -> None:
+def test_jobs_page_of_rare_state_uses_index(jobs_with_history, state):
     page = select_jobs().filter(filter_jobs(state=state)).order_by("-pk")[:50]
     plan = page.explain()
     found = [each.pk for each in page]
@@ -52,7 +47,7 @@ WANTED = PublishRequest(platform="pdd", shop_id="s1", task_type="sync_order")
 ORDER = {"platform": "pdd", "task_type": "sync_order"}
 
 
-def retire(model: Any) -> bool:
+def retire(model):
     model.objects.update(retired_at=now())
     dispatch.cancel_retired_jobs()
     return Job.objects.filter(state="cancelled", reason="retired").count() == 1
@@ -70,17 +65,15 @@ def retire(model: Any) -> bool:
         lambda: metrics.read_gauge(metrics.WAITING),
     ],
 )
-def test_statements_about_waiting_jobs_read_no_history(
-    jobs_with_history: None, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]
-) -> None:
-    asked: list[tuple[str, Any]] = []
+def test_statements_about_waiting_jobs_read_no_history(jobs_with_history, monkeypatch, act):
+    asked = []
     run = sql.rows
 
-    def note(statement: str, parameters: Any, **options: Any) -> Any:
+    def note(statement, parameters, **options):
         asked.append((statement, parameters))
         return run(statement, parameters, **options)
 
-    def note_query(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+    def note_query(execute, statement, parameters, many, context):
         asked.append((statement, parameters))
         return execute(statement, parameters, many, context)
 
@@ -99,7 +92,7 @@ def test_statements_about_waiting_jobs_read_no_history(
 
 
 @each_row("login", ["ok", "checked"])
-def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history: None, market: Market, login: str) -> None:
+def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history, market, login):
     """Each pick of any node read the whole backlog of a logged-out shop, in search of the check."""
     market.flow("check_login")
     Platform.objects.update(check_task_type="check_login")
@@ -120,7 +113,7 @@ def test_pick_reads_at_most_one_job_of_each_tier(jobs_with_history: None, market
     assert Job.objects.get(pk=pick.claim.task_id).flow.task_type == ("sync_order" if login == "ok" else "check_login")
 
 
-def test_pick_reads_no_job_of_a_shop_that_another_node_serves(jobs_with_history: None, market: Market) -> None:
+def test_pick_reads_no_job_of_a_shop_that_another_node_serves(jobs_with_history, market):
     """Every pick of any other node read the whole backlog of such a shop, in search of a job without a browser."""
     Flow.objects.update(needs_browser=True)
     Job.objects.filter(state="succeeded", pk__in=Job.objects.filter(state="succeeded")[:200]).update(state="scheduled")
@@ -133,7 +126,7 @@ def test_pick_reads_no_job_of_a_shop_that_another_node_serves(jobs_with_history:
     assert list(explain(HEADS, given))
 
 
-def explain(statement: str, parameters: Any) -> Iterator[dict[str, Any]]:
+def explain(statement, parameters):
     """Run the statement and take it back. Yield the nodes of its plan that have read jobs."""
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement.replace(')b', ')s')}", parameters)

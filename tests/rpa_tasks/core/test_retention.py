@@ -1,11 +1,8 @@
 """Jobs that are over go with their runs and evidence; what may still be published again, or delivers a touch, stays."""
 
-from __future__ import annotations
-
 import threading
 from datetime import UTC, datetime, timedelta
 from random import getrandbits
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,21 +14,18 @@ from rpa_tasks.models import Evidence, Job, Run
 from scheduling.ids import first_id_at
 from scheduling.models import FailedTask
 from scheduling.operations import retention
-from tests.rpa_tasks.core.conftest import Market
-from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OLD = timedelta(days=100)
 
 
 @pytest.fixture
-def make_ended_job(market: Market) -> Any:
+def make_ended_job(market):
     """A job that ended long ago, with a run and its log."""
     market.shop()
     market.flow()
 
-    def make_ended_job(state: str = "succeeded", **changes: Any) -> Job:
+    def make_ended_job(state="succeeded", **changes):
         task_id = UUID(int=first_id_at(datetime.now(UTC) - OLD).int + getrandbits(70))
         Job.objects.filter(pk=market.publish(dedupe_key=str(task_id)).task_id).update(
             **{"task_id": task_id, "state": state, "lease_until": None, "settled_at": now() - OLD} | changes
@@ -44,7 +38,7 @@ def make_ended_job(market: Market) -> Any:
     return make_ended_job
 
 
-def test_retention_deletes_ended_jobs_with_runs_and_evidence(make_ended_job: Any) -> None:
+def test_retention_deletes_ended_jobs_with_runs_and_evidence(make_ended_job):
     make_ended_job()
     make_ended_job("cancelled")
     make_ended_job("queued")
@@ -53,7 +47,7 @@ def test_retention_deletes_ended_jobs_with_runs_and_evidence(make_ended_job: Any
     assert (Job.objects.count(), Run.objects.count(), Evidence.objects.count()) == (1, 1, 1)
 
 
-def test_retention_keeps_job_of_failed_task_and_its_retries(make_ended_job: Any) -> None:
+def test_retention_keeps_job_of_failed_task_and_its_retries(make_ended_job):
     first = make_ended_job("failed")
     second = make_ended_job("failed", retry_of=first.pk)
     FailedTask.objects.create(origin="rpa_job", task_id=second.pk, failure="failed", reason="x", fingerprint="x")
@@ -63,9 +57,7 @@ def test_retention_keeps_job_of_failed_task_and_its_retries(make_ended_job: Any)
     assert [retention.delete_expired_rows()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
 
 
-def test_retention_keeps_job_of_existing_touch(
-    make_ended_job: Any, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_retention_keeps_job_of_existing_touch(make_ended_job, matrix, record_event):
     """Or the touch, sent once more, would publish a second job."""
     matrix.node(delay=timedelta(days=1))
     (task_id,) = record_event().task_ids
@@ -77,15 +69,15 @@ def test_retention_keeps_job_of_existing_touch(
     assert retention.delete_expired_rows()["rpa_tasks_job"] == 1
 
 
-def test_retention_skips_job_whose_run_is_being_settled(make_ended_job: Any, race: Race) -> None:
+def test_retention_skips_job_whose_run_is_being_settled(make_ended_job, race):
     """The end of a run is written in one transaction: until its commit the row is locked, and running to all others."""
     job = make_ended_job("running", lease_until=now())
     written, looked = threading.Event(), threading.Event()
 
-    def delete_job() -> int:
+    def delete_job():
         return retention.delete_expired_in_table(JOBS, ends_at=datetime.now(UTC) + timedelta(seconds=60))
 
-    def act(number: int) -> int:
+    def act(number):
         if number:
             assert written.wait(60)
             try:

@@ -1,31 +1,24 @@
 """In what state a run gives its browser back. The pool, its forwarder, the command and the database are real."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.db import transaction
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.browsers import upkeep
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
 from rpa_tasks.outcomes import CommandResult
-from rpa_tasks.supervisor.client import Event, SupervisedCommand
+from rpa_tasks.supervisor.client import SupervisedCommand
 from rpa_tasks.worker import runner
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits, read_slot_states
-from tests.rpa_tasks.core.conftest import EVERY, Market
+from tests.rpa_tasks.core.conftest import EVERY
 from tests.rpa_tasks.core.test_runner import TABLE, script
-from tests.support.second_connection import Race
 from tests.support.thread_servers import serving_in_thread
 from tests.support.waiting import WAIT_LIMIT
 
@@ -35,8 +28,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 class BrowserElsewhere(BaseHTTPRequestHandler):
     """What a browser with a blank page answers to the pool. It has no page to make evidence of."""
 
-    def do_GET(self) -> None:
-        answers: dict[str, Any] = {
+    def do_GET(self):
+        answers = {
             "/json/version": {"webSocketDebuggerUrl": "ws://127.0.0.1/devtools/browser/1"},
             "/json/list": [{"id": "1", "type": "page", "url": "about:blank"}],
         }
@@ -44,14 +37,12 @@ class BrowserElsewhere(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(answers.get(self.path)).encode())
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def publish_job(
-    market: Market, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Job]]:
+def publish_job(market, settings, tmp_path, monkeypatch):
     """Publish a job whose command runs this text beside a browser elsewhere."""
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
@@ -62,7 +53,7 @@ def publish_job(
     server = ThreadingHTTPServer(("127.0.0.1", 0), BrowserElsewhere)
     server.daemon_threads = True
 
-    def publish_job(text: str, **flow: Any) -> Job:
+    def publish_job(text, **flow):
         market.flow("act", command=script(text), exit_codes=TABLE, needs_browser=True, **flow)
         market.shop(browser={"cdp_url": f"http://127.0.0.1:{server.server_address[1]}"})
         return Job.objects.get(pk=market.publish(task_type="act").task_id)
@@ -72,12 +63,12 @@ def publish_job(
         assert upkeep.end_unused() == 0
 
 
-def read_end(job: Job) -> tuple[str, str]:
+def read_end(job):
     job.refresh_from_db()
     return job.state, job.reason
 
 
-def test_failed_run_keeps_its_browser(publish_job: Callable[..., Job]) -> None:
+def test_failed_run_keeps_its_browser(publish_job):
     job = publish_job("sys.exit(65)")
     assert runner.run_startable_jobs(EVERY) == 1
 
@@ -85,7 +76,7 @@ def test_failed_run_keeps_its_browser(publish_job: Callable[..., Job]) -> None:
     assert read_slot_states() == {"pdd-s1": "idle"}
 
 
-def test_timed_out_run_ends_its_browser(publish_job: Callable[..., Job]) -> None:
+def test_timed_out_run_ends_its_browser(publish_job):
     job = publish_job("time.sleep(1000)", timeout=timedelta(seconds=0.1))
     assert runner.run_startable_jobs(EVERY) == 1
 
@@ -93,13 +84,11 @@ def test_timed_out_run_ends_its_browser(publish_job: Callable[..., Job]) -> None
     assert read_slot_states() == {}
 
 
-def test_run_with_remaining_processes_ends_its_browser(
-    publish_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_remaining_processes_ends_its_browser(publish_job, monkeypatch):
     """The command has ended. The kernel has not ended one of its processes in time."""
     next_event = SupervisedCommand.next_event
 
-    def leave_one(supervised: SupervisedCommand, timeout: float) -> Event | None:
+    def leave_one(supervised, timeout):
         event = next_event(supervised, timeout)
         return replace(event, survivors=1) if isinstance(event, CommandResult) else event
 
@@ -111,10 +100,10 @@ def test_run_with_remaining_processes_ends_its_browser(
     assert read_slot_states() == {}
 
 
-def test_run_with_lost_lease_ends_its_browser(publish_job: Callable[..., Job], race: Race, tmp_path: Path) -> None:
+def test_run_with_lost_lease_ends_its_browser(publish_job, race, tmp_path):
     job = publish_job(f"open('{tmp_path}/began', 'w'); time.sleep(1000)")
 
-    def act(number: int) -> int:
+    def act(number):
         if number == 0:
             return runner.run_startable_jobs(("high", "normal"))
         assert wait_until((tmp_path / "began").exists, WAIT_LIMIT)

@@ -1,23 +1,18 @@
 """What becomes of a job, by what its command does. The commands, their guard and the database are real."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from django.conf import settings
 from django.db import DataError, OperationalError, connection
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks import isolation
@@ -33,8 +28,6 @@ from rpa_tasks.supervisor.runs import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_
 from rpa_tasks.worker import runner
 from rpa_tasks.worker.runner import unpack_text
 from scheduling.models import FailedTask
-from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,22 +37,22 @@ TABLE = {"transient": [70], "business": [65], "session": [77], "platform": [75]}
 
 
 @pytest.fixture(autouse=True)
-def _long_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_extension(monkeypatch):
     """A machine that stalls does not end the command: leases end when the test ends them."""
     monkeypatch.setattr(runner, "EXTENSION", 1000.0)
     monkeypatch.setattr(runner, "POLL_INTERVAL", 0.05)
 
 
-def script(text: str) -> list[str]:
+def script(text):
     """A command that runs these lines with `param` at hand."""
     return ["{python}", "-c", f"import json, sys, time\nparam = json.loads(sys.argv[1])\n{text}", "{param}"]
 
 
 @pytest.fixture
-def run_script(market: Market) -> Callable[..., Job]:
+def run_script(market):
     """Publish a job whose command runs this text, let it run, and return what became of it."""
 
-    def run_script(text: str, *, run: bool = True, payload: dict[str, Any] | None = None, **flow: Any) -> Job:
+    def run_script(text, *, run=True, payload=None, **flow):
         market.flow("act", command=script(text), exit_codes=TABLE, **flow)
         market.shop()
         receipt = market.publish(task_type="act", payload=payload or {})
@@ -70,7 +63,7 @@ def run_script(market: Market) -> Callable[..., Job]:
     return run_script
 
 
-def test_successful_command_settles_job_with_its_result_and_last_progress(run_script: Callable[..., Job]) -> None:
+def test_successful_command_settles_job_with_its_result_and_last_progress(run_script):
     job = run_script(
         "print(json.dumps({'progress': 0.9, 'message': 'page 9 of 9'}))\n"
         "print(json.dumps({'result': {'seen': param['page'], 'lease': param['lease_no']}}))",
@@ -88,7 +81,7 @@ def test_successful_command_settles_job_with_its_result_and_last_progress(run_sc
     assert not list(logs.glob(f"{job.pk}*")), "the row of the run holds the relevant part"
 
 
-def test_transient_failure_retries_three_times_then_fails(run_script: Callable[..., Job], market: Market) -> None:
+def test_transient_failure_retries_three_times_then_fails(run_script, market):
     job = run_script("print('the page did not load'); sys.exit(70)")
     waits = []
     for _ in range(3):
@@ -109,7 +102,7 @@ def test_transient_failure_retries_three_times_then_fails(run_script: Callable[.
     assert set(Evidence.objects.values_list("kind", flat=True)) == {"log"}
 
 
-def test_flat_parameter_never_replaces_members_of_run(run_script: Callable[..., Job], market: Market) -> None:
+def test_flat_parameter_never_replaces_members_of_run(run_script, market):
     """The flow was nested when the job was published."""
     job = run_script("pass", payload={"shop_id": "own"}, param_style="nested", run=False)
     Flow.objects.update(param_style="flat")
@@ -120,7 +113,7 @@ def test_flat_parameter_never_replaces_members_of_run(run_script: Callable[..., 
     assert "shop_id" in job.runs.get().detail
 
 
-def test_command_that_no_form_would_store_is_refused_at_its_run(run_script: Callable[..., Job]) -> None:
+def test_command_that_no_form_would_store_is_refused_at_its_run(run_script):
     job = run_script("pass", run=False)
     Flow.objects.update(command=["sh", "-c", "touch started"])
     assert runner.run_startable_jobs(EVERY) == 1
@@ -131,10 +124,8 @@ def test_command_that_no_form_would_store_is_refused_at_its_run(run_script: Call
 
 
 @pytest.mark.parametrize(("code", "reason"), [(errno.ENOSPC, "disk_full"), (errno.EACCES, "not_started")])
-def test_run_without_working_directory_names_the_disk_only_if_it_is_full(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, code: int, reason: str
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+def test_run_without_working_directory_names_the_disk_only_if_it_is_full(run_script, monkeypatch, code, reason):
+    def fail(*_, **__):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(runner, "make_run_directory", fail)
@@ -144,7 +135,7 @@ def test_run_without_working_directory_names_the_disk_only_if_it_is_full(
     assert os.strerror(code) in job.runs.get().detail
 
 
-def test_lost_login_parks_shop_without_failure(run_script: Callable[..., Job], market: Market) -> None:
+def test_lost_login_parks_shop_without_failure(run_script, market):
     job = run_script("sys.exit(77)")
 
     assert (job.state, job.reason, job.failures) == ("scheduled", "login_needed", 0)
@@ -156,25 +147,25 @@ def test_lost_login_parks_shop_without_failure(run_script: Callable[..., Job], m
     assert runner.run_startable_jobs(EVERY) == 1
 
 
-def test_timed_out_run_of_a_flow_that_is_not_idempotent_needs_a_person(run_script: Callable[..., Job]) -> None:
+def test_timed_out_run_of_a_flow_that_is_not_idempotent_needs_a_person(run_script):
     job = run_script("time.sleep(60)", idempotent=False, timeout=timedelta(seconds=0.1))
 
     assert (job.state, job.reason) == ("unknown", "timeout")
     assert FailedTask.objects.get().task_id == job.pk
 
 
-def test_run_without_its_required_result_fails(run_script: Callable[..., Job]) -> None:
+def test_run_without_its_required_result_fails(run_script):
     job = run_script("print('Traceback (most recent call last):', file=sys.stderr)", needs_result=True)
 
     assert (job.state, job.reason) == ("failed", "no_result")
 
 
-def test_running_job_stores_progress_and_is_cancelled(run_script: Callable[..., Job], race: Race) -> None:
+def test_running_job_stores_progress_and_is_cancelled(run_script, race):
     job = run_script(
         "print(json.dumps({'progress': 0.4, 'message': 'page 2 of 5'}), flush=True); time.sleep(1000)", run=False
     )
 
-    def ops(number: int) -> Any:
+    def ops(number):
         if number == 0:
             return runner.run_startable_jobs(EVERY)
         stored = Job.objects.filter(pk=job.pk, progress=0.4, progress_message="page 2 of 5")
@@ -187,15 +178,13 @@ def test_running_job_stores_progress_and_is_cancelled(run_script: Callable[..., 
     assert job.runs.get().outcome == "cancelled"
 
 
-def test_lease_is_renewed_while_command_runs(
-    run_script: Callable[..., Job], race: Race, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_lease_is_renewed_while_command_runs(run_script, race, monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "RENEW_INTERVAL", 0.2)
     seen = tmp_path / "seen"
     job = run_script(f"import os\nwhile not os.path.exists('{seen}'): time.sleep(0.05)", run=False)
-    leases: set[Any] = set()
+    leases = set()
 
-    def look(number: int) -> Any:
+    def look(number):
         if number == 0:
             return runner.run_startable_jobs(EVERY)
         deadline = time.monotonic() + WAIT_LIMIT
@@ -224,14 +213,8 @@ def test_lease_is_renewed_while_command_runs(
 )
 @pytest.mark.django_db
 def test_job_of_a_lost_worker_is_repeated_only_where_that_is_safe(
-    run_script: Callable[..., Job],
-    market: Market,
-    began: bool,
-    idempotent: bool,
-    failures: int,
-    state: str,
-    failures_after: int,
-) -> None:
+    run_script, market, began, idempotent, failures, state, failures_after
+):
     job = run_script("pass", run=False, idempotent=idempotent)
     Job.objects.update(failures=failures)
     pick = market.pick()
@@ -246,9 +229,7 @@ def test_job_of_a_lost_worker_is_repeated_only_where_that_is_safe(
     assert Lane.objects.get().task_id is None
 
 
-def test_node_runs_at_most_its_slots(
-    market: Market, race: Race, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_node_runs_at_most_its_slots(market, race, monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "AFTERTOUCH_RPA_SLOTS", 2)
     (tmp_path / "effects").touch()
     note, read = f"open('{tmp_path}/effects', 'a')", f"open('{tmp_path}/effects').read()"
@@ -270,13 +251,11 @@ def test_node_runs_at_most_its_slots(
     assert most == 2
 
 
-def test_stopping_node_returns_idempotent_run(
-    run_script: Callable[..., Job], race: Race, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stopping_node_returns_idempotent_run(run_script, race, monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "STOP_TIME_LIMIT", 0.2)
     job = run_script(f"open('{tmp_path}/began', 'w'); time.sleep(1000)", run=False)
 
-    def act(number: int) -> Any:
+    def act(number):
         if number == 0:
             return runner.run_startable_jobs(EVERY)
         assert wait_until((tmp_path / "began").exists, WAIT_LIMIT)
@@ -293,7 +272,7 @@ def test_stopping_node_returns_idempotent_run(
 
 
 @pytest.mark.django_db
-def test_repeated_deferral_adds_a_run_only_for_another_reason(run_script: Callable[..., Job], market: Market) -> None:
+def test_repeated_deferral_adds_a_run_only_for_another_reason(run_script, market):
     job = run_script("pass", run=False)
     for outcome, reason in (
         ("held", "browser_wait"), ("held", "browser_wait"), ("held", "profile_busy"), ("held", "browser_wait"),
@@ -308,9 +287,7 @@ def test_repeated_deferral_adds_a_run_only_for_another_reason(run_script: Callab
     assert job.runs.get(number=1).lease_no == 4
 
 
-def test_rescue_failure_of_one_job_keeps_the_others(
-    run_script: Callable[..., Job], market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescue_failure_of_one_job_keeps_the_others(run_script, market, monkeypatch):
     odd = run_script("pass", run=False)
     market.shop("s2")
     fine = market.publish("s2", "act")
@@ -319,7 +296,7 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     record_run = dispatch.record_run
 
-    def record_or_fail(row: Job, *details: Any) -> None:
+    def record_or_fail(row, *details):
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
         record_run(row, *details)
@@ -330,12 +307,10 @@ def test_rescue_failure_of_one_job_keeps_the_others(
     assert Job.objects.get(pk=odd.pk).state == "running"
 
 
-def test_settlement_with_unstorable_detail_keeps_outcome(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settlement_with_unstorable_detail_keeps_outcome(run_script, monkeypatch):
     real = runner.settle_run
 
-    def settle_or_fail(job: Job, claim: Any, ended: Any) -> bool:
+    def settle_or_fail(job, claim, ended):
         if ended.detail:
             raise DataError("not storable")
         return real(job, claim, ended)
@@ -346,20 +321,18 @@ def test_settlement_with_unstorable_detail_keeps_outcome(
     assert job.state == "succeeded"
 
 
-def test_lease_is_renewed_again_after_a_lost_connection(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_is_renewed_again_after_a_lost_connection(run_script, monkeypatch):
     """The start of a browser may take as long as the lease."""
-    renewals: list[bool] = []
+    renewals = []
     renew = JobLedger.renew
 
-    def fail_once(*given: Any, **named: Any) -> bool:
+    def fail_once(*given, **named):
         renewals.append(bool(renewals))
         if len(renewals) == 1:
             raise OperationalError("the connection was lost")
         return renew(*given, **named)
 
-    def slow(*_: Any, **__: Any) -> None:
+    def slow(*_, **__):
         assert wait_until(lambda: len(renewals) > 1, 30), "the lease is not renewed again"
         raise NoBrowser("browser_wait", "Every slot was busy.")
 
@@ -370,9 +343,7 @@ def test_lease_is_renewed_again_after_a_lost_connection(
     assert Lane.objects.get().home == ""
 
 
-def test_secret_variable_is_redacted_in_run_and_evidence(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secret_variable_is_redacted_in_run_and_evidence(run_script, monkeypatch):
     monkeypatch.setenv("SHOP_TOKEN", "s3cr3t-of-the-shop")
     job = run_script("import os\nprint('token', os.environ['SHOP_TOKEN']); sys.exit(65)", environment=["SHOP_TOKEN"])
 
@@ -386,7 +357,7 @@ def test_secret_variable_is_redacted_in_run_and_evidence(
         assert "s3cr3t" not in text
 
 
-def test_run_ends_processes_of_earlier_run(run_script: Callable[..., Job], tmp_path: Path) -> None:
+def test_run_ends_processes_of_earlier_run(run_script, tmp_path):
     marks = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
     ready = tmp_path / "ready"
     left = [
@@ -409,9 +380,7 @@ def test_run_ends_processes_of_earlier_run(run_script: Callable[..., Job], tmp_p
             process.wait()
 
 
-def test_run_waits_while_a_process_of_an_earlier_run_is_left(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_waits_while_a_process_of_an_earlier_run_is_left(run_script, monkeypatch):
     marks = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
     with subprocess.Popen(["/bin/sleep", "1000"], env=marks) as left:
         try:
@@ -431,7 +400,7 @@ def test_run_waits_while_a_process_of_an_earlier_run_is_left(
             left.kill()
 
 
-def test_parameter_file_is_private_and_deleted(run_script: Callable[..., Job], market: Market) -> None:
+def test_parameter_file_is_private_and_deleted(run_script, market):
     text = (
         "import json, os, sys\n"
         "path = sys.argv[1]\n"
@@ -451,7 +420,7 @@ def test_parameter_file_is_private_and_deleted(run_script: Callable[..., Job], m
     assert not Path(job.result["path"]).exists()
 
 
-def test_command_starts_in_its_folder_with_its_variables(market: Market, tmp_path: Path) -> None:
+def test_command_starts_in_its_folder_with_its_variables(market, tmp_path):
     tool = tmp_path / "tool"
     tool.write_text('#!/bin/sh\necho "{\\"result\\": {\\"at\\": \\"$PWD\\", \\"mode\\": \\"$RPA_MODE\\"}}"\n')
     tool.chmod(0o755)
@@ -468,9 +437,7 @@ def test_command_starts_in_its_folder_with_its_variables(market: Market, tmp_pat
     assert Job.objects.get(state="scheduled").reason == "directory_missing"
 
 
-def test_link_in_place_of_the_working_directory_leads_nowhere(
-    run_script: Callable[..., Job], market: Market, tmp_path: Path
-) -> None:
+def test_link_in_place_of_the_working_directory_leads_nowhere(run_script, market, tmp_path):
     """The shop's browser can write beside the directories of its runs, and the names of later ones can be guessed."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -484,9 +451,7 @@ def test_link_in_place_of_the_working_directory_leads_nowhere(
     assert (job.state, list(outside.iterdir())) == ("succeeded", [])
 
 
-def test_leftover_runs_deletes_only_folders_of_ended_runs(
-    run_script: Callable[..., Job], market: Market, tmp_path: Path
-) -> None:
+def test_leftover_runs_deletes_only_folders_of_ended_runs(run_script, market, tmp_path):
     """A hostile command left a link, a directory that may not be read, and one deeper than Python can recurse and a
     path can name.
     """
@@ -509,7 +474,7 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     (left / "closed" / "inner").mkdir(parents=True)
     (left / "closed").chmod(0)
 
-    def delete_some() -> bool:
+    def delete_some():
         cleaning.delete_left_runs()  # for at most 20 s; the next pass continues
         return not left.exists()
 
@@ -520,7 +485,7 @@ def test_leftover_runs_deletes_only_folders_of_ended_runs(
     assert not kept.exists()
 
 
-def test_odd_folder_of_one_shop_keeps_no_left_run_of_another(settings: Settings, tmp_path: Path) -> None:
+def test_odd_folder_of_one_shop_keeps_no_left_run_of_another(settings, tmp_path):
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     (registry.runs_dir() / "0").touch()  # stands for a folder that its shop has closed
     left = registry.shop_runs_dir("s1") / "1"
@@ -529,9 +494,7 @@ def test_odd_folder_of_one_shop_keeps_no_left_run_of_another(settings: Settings,
     assert not left.exists()
 
 
-def test_successful_run_is_settled_before_browser_release(
-    run_script: Callable[..., Job], market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_successful_run_is_settled_before_browser_release(run_script, market, monkeypatch):
     """A worker that is killed while it gives the browser back loses nothing then."""
 
     class Killed(BaseException):
@@ -540,13 +503,13 @@ def test_successful_run_is_settled_before_browser_release(
     class Browser:
         port, waited, warm, download_folder = 1, timedelta(0), False, "Downloads"
 
-        def keep_downloads(self, folder: Path) -> None:
+        def keep_downloads(self, folder):
             pass
 
-        def stop_downloads(self) -> None:
+        def stop_downloads(self):
             pass
 
-        def release(self, dirty: bool = False) -> None:
+        def release(self, dirty=False):
             raise Killed
 
     monkeypatch.setattr(runner, "acquire_browser", lambda *_, **__: Browser())
@@ -566,18 +529,11 @@ def test_successful_run_is_settled_before_browser_release(
         ("pin_to_node", False, "scheduled", "internal_error"),
     ],
 )
-def test_run_that_loses_its_connection_is_settled(
-    run_script: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-    committed: bool,
-    state: str,
-    reason: str,
-) -> None:
+def test_run_that_loses_its_connection_is_settled(run_script, monkeypatch, step, committed, state, reason):
     """PostgreSQL fails over, before or after the commit of a step. No command has started: the job may be repeated."""
     real = getattr(JobLedger, step)
 
-    def lose_connection(*given: Any, **named: Any) -> Any:
+    def lose_connection(*given, **named):
         monkeypatch.setattr(JobLedger, step, real)
         found = real(*given, **named) if committed else None
         connection.connection.close()
@@ -593,10 +549,8 @@ def test_run_that_loses_its_connection_is_settled(
     assert Lane.objects.get().task_id is None
 
 
-def test_error_after_the_start_of_a_command_leaves_its_outcome_unknown(
-    run_script: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
+def test_error_after_the_start_of_a_command_leaves_its_outcome_unknown(run_script, monkeypatch):
+    def fail(*_, **__):
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(runner, "judge", fail)

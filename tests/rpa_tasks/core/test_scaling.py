@@ -1,9 +1,6 @@
 """Which jobs ask for a further execution node."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
@@ -12,19 +9,18 @@ from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.metrics import measure_execution_nodes
 from rpa_tasks.models import Job, Run, Shop
 from scheduling.db_timeouts import Deadline
-from tests.rpa_tasks.core.conftest import Market
 
 
 @pytest.fixture(autouse=True)
-def flow(market: Market) -> None:
+def flow(market):
     market.flow()
 
 
-def measure() -> tuple[int, int]:
+def measure():
     return measure_execution_nodes(Deadline(4.0))
 
 
-def make_due(market: Market, count: int, **changes: Any) -> None:
+def make_due(market, count, **changes):
     for number in range(count):
         shop = f"s{number}"
         market.shop(shop)
@@ -32,13 +28,13 @@ def make_due(market: Market, count: int, **changes: Any) -> None:
     Job.objects.update(due_at=now() - timedelta(seconds=20))
 
 
-def test_silent_node_does_not_count(market: Market) -> None:
+def test_silent_node_does_not_count(market):
     market.node("n1")
     market.node("n2", seen_at=now() - timedelta(minutes=3))
     assert measure() == (1, 1)
 
 
-def test_full_node_and_free_shops_ask_for_more(market: Market) -> None:
+def test_full_node_and_free_shops_ask_for_more(market):
     market.node()
     make_due(market, 22)
     market.pick(node="n1")
@@ -46,7 +42,7 @@ def test_full_node_and_free_shops_ask_for_more(market: Market) -> None:
     assert measure() == (1, 3), "of 22 shops with runs of a minute two run, and 20 should start within five minutes"
 
 
-def test_duration_of_the_last_runs_counts(market: Market) -> None:
+def test_duration_of_the_last_runs_counts(market):
     market.node()
     make_due(market, 22)
     market.pick(node="n1")
@@ -60,7 +56,7 @@ def test_duration_of_the_last_runs_counts(market: Market) -> None:
     assert measure() == (1, 11), "a shop runs one job at a time, so 22 shops need no more slots"
 
 
-def test_only_jobs_that_a_new_node_could_start_count(market: Market) -> None:
+def test_only_jobs_that_a_new_node_could_start_count(market):
     make_due(market, 5)
     Job.objects.update(due_at=now() - timedelta(hours=2))
     market.pick(node="n1")
@@ -73,5 +69,5 @@ def test_only_jobs_that_a_new_node_could_start_count(market: Market) -> None:
     assert startable(f"s.pdd.{free[1].shop_id}") == [1, 2, 0]
 
 
-def startable(*queues: str) -> list[int]:
+def startable(*queues):
     return job_ledger.count_startable(["high", "normal", "low", *queues])

@@ -1,7 +1,5 @@
 """The flag that marks a worker as stopping for its processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 from rpa_tasks.worker.node import stopping
@@ -10,10 +8,10 @@ from tests.support.waiting import WAIT_LIMIT
 FORK = multiprocessing.get_context("fork")
 
 
-def test_stop_flag_reaches_child_processes_although_one_was_killed_in_its_look() -> None:
+def test_stop_flag_reaches_child_processes_although_one_was_killed_in_its_look():
     reader, writer = FORK.Pipe(duplex=False)
 
-    def look() -> None:
+    def look():
         writer.send_bytes(b"there")
         while not stopping[0]:
             pass

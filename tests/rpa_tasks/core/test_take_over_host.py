@@ -1,27 +1,22 @@
 """The thread that looks for the take-overs of its node. The database is real, their browsers are replaced."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import ProgrammingError, close_old_connections
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.models import TakeOver, TakeOverEnd
 from rpa_tasks.takeover import host, leases
 from rpa_tasks.takeover.host import TakeOverHost
-from tests.rpa_tasks.core.conftest import Market
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def row(market: Market, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TakeOver:
+def row(market, settings, tmp_path, monkeypatch):
     """An open take-over of this node, which ends as soon as it is hosted."""
     settings.AFTERTOUCH_NODE, settings.AFTERTOUCH_STATE_DIR = "n1", tmp_path
     for name in ("POLL_INTERVAL", "RETRY_AFTER"):
@@ -31,15 +26,15 @@ def row(market: Market, settings: Settings, tmp_path: Path, monkeypatch: pytest.
     return leases.start_take_over(market.shop().pk, user=User.objects.create_user("ann"), address="203.0.113.7")
 
 
-def has_ended(row: TakeOver) -> bool:
+def has_ended(row):
     return TakeOver.objects.filter(pk=row.pk, end=TakeOverEnd.ENDED).exists()
 
 
-def test_take_overs_are_hosted_after_an_unexpected_error(row: TakeOver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_take_overs_are_hosted_after_an_unexpected_error(row, monkeypatch):
     """For example during a migration."""
-    looks: list[int] = []
+    looks = []
 
-    def fail_once() -> None:
+    def fail_once():
         looks.append(len(looks))
         if len(looks) == 1:
             raise ProgrammingError("column does not exist")
@@ -55,11 +50,11 @@ def test_take_overs_are_hosted_after_an_unexpected_error(row: TakeOver, monkeypa
         hosting.stop()
 
 
-def test_take_over_whose_thread_cannot_start_is_tried_again(row: TakeOver, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries: list[str] = []
+def test_take_over_whose_thread_cannot_start_is_tried_again(row, monkeypatch):
+    tries = []
     start = threading.Thread.start
 
-    def fail(thread: threading.Thread) -> None:
+    def fail(thread):
         if thread.name.startswith("take-over-"):
             tries.append(thread.name)
             if len(tries) < 3:

@@ -1,9 +1,6 @@
 """Who gets a shop: operators and jobs at once, and what becomes of a take-over whose node is lost."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -15,39 +12,38 @@ from rpa_tasks.takeover import leases
 from rpa_tasks.takeover.leases import CannotTakeOver
 from scheduling.models import AuditEntry
 from tests.rpa_tasks.core.conftest import Market
-from tests.support.second_connection import Race
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def shop(market: Market) -> Shop:
+def shop(market):
     market.flow()
     market.node()
     return market.shop()
 
 
-def start(shop: Shop, name: str = "ann") -> TakeOver:
+def start(shop, name="ann"):
     user, _ = User.objects.get_or_create(username=name)
     return leases.start_take_over(shop.pk, user=user, address="203.0.113.7")
 
 
-def start_or_refuse(shop: Shop, name: str = "ann") -> TakeOver | str:
+def start_or_refuse(shop, name="ann"):
     try:
         return start(shop, name)
     except CannotTakeOver as error:
         return error.reason
 
 
-def expire(row: TakeOver) -> None:
+def expire(row):
     past = now() - timedelta(seconds=1)
     TakeOver.objects.filter(pk=row.pk).update(lease_until=past)
     Lane.objects.filter(shop=row.shop).update(held_until=past)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_starts_give_one_operator_the_shop(shop: Shop, race: Race) -> None:
+def test_concurrent_starts_give_one_operator_the_shop(shop, race):
     users = [User.objects.create(username=f"u{number}").username for number in range(6)]
     found = race(6, lambda number: start_or_refuse(shop, users[number]))
     assert [each for each in found if each != "taken"] == list(TakeOver.objects.all())
@@ -55,7 +51,7 @@ def test_concurrent_starts_give_one_operator_the_shop(shop: Shop, race: Race) ->
 
 
 @pytest.mark.django_db(transaction=True)
-def test_start_races_with_pick_never_holds_a_running_shop(market: Market, shop: Shop, race: Race) -> None:
+def test_start_races_with_pick_never_holds_a_running_shop(market, shop, race):
     won = {"operator": 0, "job": 0}
     for number in range(12):
         market.publish(payload={"number": number})
@@ -74,7 +70,7 @@ def test_start_races_with_pick_never_holds_a_running_shop(market: Market, shop: 
     assert sum(won.values()) == 12
 
 
-def test_held_shop_starts_no_job_until_the_end(market: Market, shop: Shop) -> None:
+def test_held_shop_starts_no_job_until_the_end(market, shop):
     row = start(shop)
     market.publish()
     assert market.pick() is None
@@ -86,7 +82,7 @@ def test_held_shop_starts_no_job_until_the_end(market: Market, shop: Shop) -> No
     assert (row.end, row.key, row.username, row.address) == ("ended", None, "ann", "203.0.113.7")
 
 
-def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop: Shop) -> None:
+def test_lost_node_frees_shop_and_fences_the_old_take_over(market, shop):
     row = start(shop)
     assert leases.renew_take_over(row)
     expire(row)
@@ -105,7 +101,7 @@ def test_lost_node_frees_shop_and_fences_the_old_take_over(market: Market, shop:
     assert Lane.objects.get(shop=shop).task_id == pick.claim.task_id
 
 
-def test_end_lost_take_overs_keeps_those_with_a_lease(shop: Shop, market: Market) -> None:
+def test_end_lost_take_overs_keeps_those_with_a_lease(shop, market):
     kept, lost = start(shop), start(market.shop("s2"), "ben")
     expire(lost)
     assert leases.end_lost_take_overs() == 1
@@ -113,7 +109,7 @@ def test_end_lost_take_overs_keeps_those_with_a_lease(shop: Shop, market: Market
 
 
 @each_row("changes", [{"draining_at": now()}, {"seen_at": now() - timedelta(hours=1)}])
-def test_browser_elsewhere_is_taken_over_through_another_node(shop: Shop, changes: dict[str, Any]) -> None:
+def test_browser_elsewhere_is_taken_over_through_another_node(shop, changes):
     """Its login is not on the preferred node."""
     Shop.objects.filter(pk=shop.pk).update(browser={"cdp_url": "http://10.0.0.5:9222"})
     Lane.objects.filter(shop=shop).update(home="n1")
@@ -126,7 +122,7 @@ def test_browser_elsewhere_is_taken_over_through_another_node(shop: Shop, change
     assert row.node == "n2"
 
 
-def test_start_for_unpinned_shop_prefers_node_that_serves_its_queue(shop: Shop) -> None:
+def test_start_for_unpinned_shop_prefers_node_that_serves_its_queue(shop):
     """The login stays on the node of the take-over, and the jobs of the shop must run there."""
     Shop.objects.filter(pk=shop.pk).update(dedicated_queue=True)
     Market().node("n2", "s.pdd.s1", "n.n2.s.pdd.s1")
@@ -142,7 +138,7 @@ def test_start_for_unpinned_shop_prefers_node_that_serves_its_queue(shop: Shop) 
         (lambda: ExecutionNode.objects.update(seen_at=now() - timedelta(hours=1)), "no_node"),
     ],
 )
-def test_start_without_node_or_shop_is_refused(shop: Shop, change: Any, reason: str) -> None:
+def test_start_without_node_or_shop_is_refused(shop, change, reason):
     change()
     assert start_or_refuse(shop) == reason
     assert not TakeOver.objects.exists()

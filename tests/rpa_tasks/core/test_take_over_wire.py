@@ -1,14 +1,8 @@
 """What a page may send to a shop's browser, and how it travels."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
-
-from pytest_django import Settings
 
 from rpa_tasks.takeover.page_socket import is_own_origin
 from rpa_tasks.takeover.wire import BadInput, Sealer, parse_input, run_until_one_ends
@@ -19,7 +13,7 @@ PART = {"do": "upload", "chooser": 1, "token": "t", "number": 0, "of": 1, "name"
         "data": "eHl6"}  # fmt: skip
 
 
-REFUSED: list[Any] = [
+REFUSED = [
     None, [], "x", {}, {"do": "Page.navigate", "url": "https://a.example"}, {"do": ["go"]}, {"do": "go"},
     {"do": "go", "url": "file:///etc/passwd"}, {"do": "go", "url": "javascript://x/%0aalert(1)"},
     {"do": "go", "url": "chrome://settings"}, {"do": "go", "url": "https://"}, {"do": "go", "url": "a" * 3_000},
@@ -33,7 +27,7 @@ REFUSED: list[Any] = [
 ]  # fmt: skip
 
 
-def accepted(texts: Iterable[str]) -> list[str]:
+def accepted(texts):
     found = []
     for text in texts:
         with suppress(BadInput):
@@ -42,19 +36,19 @@ def accepted(texts: Iterable[str]) -> list[str]:
     return found
 
 
-def test_input_outside_the_list_is_refused() -> None:
+def test_input_outside_the_list_is_refused():
     assert accepted(map(json.dumps, REFUSED)) == []
     assert accepted(["", "{", "[" * 50_000, "x" * 70_000]) == []
 
 
-def test_input_keeps_checked_fields_only() -> None:
+def test_input_keeps_checked_fields_only():
     assert parse_input(json.dumps(MOUSE | {"sessionId": "other", "connection": "c"})) == MOUSE
     assert parse_input(json.dumps(PART | {"path": "/etc/passwd"})) == PART
     assert parse_input('{"do": "go", "url": " mms.pinduoduo.com/login "}')["url"] == "https://mms.pinduoduo.com/login"
     assert parse_input('{"do": "go", "url": "http://[::1]:80/"}')["url"] == "http://[::1]:80/"
 
 
-def test_sealed_message_opens_only_with_its_key_and_channel() -> None:
+def test_sealed_message_opens_only_with_its_key_and_channel():
     sealer = Sealer(b"k" * 32, "in")
     sealed = sealer.seal("密码".encode())
     assert sealer.open(sealed) == "密码".encode()
@@ -63,20 +57,20 @@ def test_sealed_message_opens_only_with_its_key_and_channel() -> None:
     assert [sealer.open(sealed[:-1] + b"x"), sealer.open(b""), sealer.open(b"short")] == [None, None, None]
 
 
-def test_steps_end_although_one_loses_a_cancellation() -> None:
-    async def lose_one() -> None:
+def test_steps_end_although_one_loses_a_cancellation():
+    async def lose_one():
         with suppress(asyncio.CancelledError):  # as `asyncio.wait_for` of Python 3.11 does in a race
             await asyncio.sleep(60)
         await asyncio.sleep(60)
 
-    async def end() -> str:
+    async def end():
         await asyncio.sleep(0)
         return "ended"
 
     assert asyncio.run(asyncio.wait_for(run_until_one_ends(lose_one(), end()), 30)) == "ended"
 
 
-def test_only_pages_of_this_host_may_connect(settings: Settings) -> None:
+def test_only_pages_of_this_host_may_connect(settings):
     settings.ALLOWED_HOSTS, settings.CSRF_TRUSTED_ORIGINS = ["a.example"], ["https://b.example"]
     own = ("https://a.example:8443", "https://A.example:8443", "https://b.example")
     foreign = ("", "null", "https://a.example", "http://evil.example", "http://[", "a.example:8443", "https://\xff")

@@ -1,11 +1,7 @@
 """How many wake-ups are published: as many as nodes have room for, on a real broker."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from celery import current_app
@@ -15,22 +11,21 @@ from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.jobs.ledger import job_ledger
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.ledger.transitions import Settlement, WakeUp
-from tests.rpa_tasks.core.conftest import Market
 
 QUEUE = "p.crowded.normal"
 pytestmark = pytest.mark.django_db
 
 
 class Queue:
-    def __init__(self, client: Any, key: str) -> None:
+    def __init__(self, client, key):
         self.client, self.key = client, key
 
-    def __len__(self) -> int:
+    def __len__(self):
         return int(self.client.llen(self.key))
 
 
 @pytest.fixture
-def queue() -> Iterator[Queue]:
+def queue():
     with current_app.connection_for_read() as connection:
         channel = connection.default_channel
         queue = Queue(channel.client, QUEUE)
@@ -40,13 +35,13 @@ def queue() -> Iterator[Queue]:
 
 
 @pytest.fixture
-def node(market: Market) -> ExecutionNode:
+def node(market):
     market.platform("crowded", dedicated_queue=True)
     market.flow(platform="crowded")
     return market.node("n1", QUEUE, slots=3)
 
 
-def publish(market: Market, count: int, *, first: int = 0, **changes: Any) -> list[WakeUp]:
+def publish(market, count, *, first=0, **changes):
     published = []
     for number in range(first, first + count):
         shop = market.shop(f"s{number}", "crowded")
@@ -55,14 +50,14 @@ def publish(market: Market, count: int, *, first: int = 0, **changes: Any) -> li
     return published
 
 
-def test_publish_wakeups_fills_idle_slots(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_publish_wakeups_fills_idle_slots(market, queue, node):
     for batch in range(5):
         wakeups.publish_wakeups(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
 
 
-def test_publish_wakeups_prefers_the_job_that_is_due_first(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_publish_wakeups_prefers_the_job_that_is_due_first(market, queue, node):
     """A statement returns its rows in any order. With one slot the job of now waited for the next pass."""
     later = publish(market, 3, delay=timedelta(seconds=25))
     later = [each._replace(due_at=now() + timedelta(seconds=25)) for each in later]
@@ -71,9 +66,7 @@ def test_publish_wakeups_prefers_the_job_that_is_due_first(market: Market, queue
     assert [json.loads(queue.client.rpop(queue.key))["headers"]["eta"] for _ in range(len(queue))] == [None] * 3
 
 
-def test_publish_wakeups_sends_nothing_until_busy_slots_are_free(
-    market: Market, queue: Queue, node: ExecutionNode
-) -> None:
+def test_publish_wakeups_sends_nothing_until_busy_slots_are_free(market, queue, node):
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
     wakeups.publish_wakeups(publish(market, 5, first=3))
@@ -86,7 +79,7 @@ def test_publish_wakeups_sends_nothing_until_busy_slots_are_free(
     assert len(queue) == 3
 
 
-def test_wake_queues_without_capacity_sends_one_message(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_wake_queues_without_capacity_sends_one_message(market, queue, node):
     """The count of slots may be wrong: a run of a killed worker holds its slot until its lease is over."""
     publish(market, 6)
     for _ in range(3):
@@ -95,9 +88,7 @@ def test_wake_queues_without_capacity_sends_one_message(market: Market, queue: Q
     assert [dispatch.wake_queues(), dispatch.wake_queues(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
-def test_publish_wakeups_to_unserved_queue_is_limited(
-    market: Market, queue: Queue, node: ExecutionNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_wakeups_to_unserved_queue_is_limited(market, queue, node, monkeypatch):
     ExecutionNode.objects.update(queues=["high"])
     monkeypatch.setattr(wakeups, "UNKNOWN_CAPACITY", 5)
     for batch in range(2):
@@ -106,7 +97,7 @@ def test_publish_wakeups_to_unserved_queue_is_limited(
     assert len(queue) == 5
 
 
-def test_publish_wakeups_ignores_slots_of_silent_node(market: Market, queue: Queue, node: ExecutionNode) -> None:
+def test_publish_wakeups_ignores_slots_of_silent_node(market, queue, node):
     market.node("n2", QUEUE, seen_at=now() - timedelta(minutes=5))
     wakeups.publish_wakeups(publish(market, 10))
 

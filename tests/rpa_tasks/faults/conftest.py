@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,13 +10,13 @@ from tests.rpa_tasks.faults.rpa_cluster import RpaCluster, run_rpa_cluster
 
 
 @pytest.fixture(scope="session")
-def shared_rpa_cluster(state_folder: Callable[[str], Path]) -> Iterator[RpaCluster]:
+def shared_rpa_cluster(state_folder) -> Iterator[RpaCluster]:
     with run_rpa_cluster(state_folder("rpa")) as made:
         yield made
 
 
 @pytest.fixture
-def rpa_cluster(shared_rpa_cluster: RpaCluster) -> Iterator[RpaCluster]:
+def rpa_cluster(shared_rpa_cluster) -> Iterator[RpaCluster]:
     """The shared one; afterwards nothing waits in it for the next test's nodes."""
     yield shared_rpa_cluster
     shared_rpa_cluster.sql(

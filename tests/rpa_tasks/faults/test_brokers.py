@@ -1,24 +1,20 @@
 """The broker forgets, dies, or is another one: tokens are lost, jobs are not."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import redis
 from kombu import Connection, Exchange, Queue
 
 from tests.faults.brokers import rabbitmq
 from tests.rpa_tasks.faults.effect_log import find_overlaps
-from tests.rpa_tasks.faults.rpa_cluster import PATIENT, TIERS, Market, RpaCluster, run_rpa_cluster
+from tests.rpa_tasks.faults.rpa_cluster import PATIENT, TIERS, run_rpa_cluster
 
 SHOPS, EACH = 6, 4
 
 
-def test_jobs_survive_redis_flush_and_kill(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
+def test_jobs_survive_redis_flush_and_kill(rpa_cluster, report_line):
     market = rpa_cluster.market(SHOPS, act={"idempotent": True})
     with rpa_cluster.node("north", slots=3, times=PATIENT) as north:
         main = north.program.pid
@@ -32,7 +28,7 @@ def test_jobs_survive_redis_flush_and_kill(rpa_cluster: RpaCluster, report_line:
     report_line(f"Redis under {SHOPS * EACH} jobs, waiting and running · {' · '.join(shown)} · none lost, none twice")
 
 
-def _run_jobs_through_fault(cluster: RpaCluster, market: Market, name: str, fault: Callable[[RpaCluster], None]) -> str:
+def _run_jobs_through_fault(cluster, market, name, fault):
     """Jobs run, wait for their shop, and wait for their time."""
     go = market.folder / name
     tasks = [
@@ -52,19 +48,17 @@ def _run_jobs_through_fault(cluster: RpaCluster, market: Market, name: str, faul
     return f"{name}: all ended {time.monotonic() - struck_at:.1f} s after it"
 
 
-def _flush(cluster: RpaCluster) -> None:
+def _flush(cluster):
     with redis.Redis.from_url(cluster.stack.endpoints.redis_url) as client:
         client.flushall()
 
 
-def _kill(cluster: RpaCluster) -> None:
+def _kill(cluster):
     killed = cluster.stack.kill("Valkey")
     cluster.wait(lambda: cluster.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
 
 
-def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(
-    state_folder: Callable[[str], Path], report_line: Callable[[str], None]
-) -> None:
+def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(state_folder, report_line):
     home = state_folder("rpa")
     with rabbitmq(home) as broker, run_rpa_cluster(home, env={"CELERY_BROKER_URL": broker.url}) as made:
         plain = made.market(3, act={})
@@ -112,15 +106,15 @@ def test_rabbitmq_delivers_wakeups_to_shared_and_own_queues(
 
 
 @contextmanager
-def _record_routing_keys(url: str) -> Iterator[Callable[[], list[str]]]:
+def _record_routing_keys(url):
     """Consume all messages of the exchange. Calling it returns the routing keys so far."""
     with Connection(url) as connection:
         exchange = Exchange("tasks", type="topic", durable=True, passive=True)
         queue = Queue("spy", exchange, routing_key="#", exclusive=True)(connection.default_channel)
         queue.declare()
 
-        def heard() -> list[str]:
-            keys: list[str] = []
+        def heard():
+            keys = []
             while message := queue.get(no_ack=True):
                 keys.append(str(message.delivery_info["routing_key"]))
             return keys

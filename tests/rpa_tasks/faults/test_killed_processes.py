@@ -3,29 +3,23 @@
 Repeatable jobs repeat under the same key, others wait for a person, and a shop never has two live runs.
 """
 
-from __future__ import annotations
-
 import signal
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from config.local.processes import send_signal
 from rpa_tasks.worker.runner import LEASE
 from tests.rpa_tasks.faults.in_flight import QUICK, check_recovery, start_jobs
-from tests.rpa_tasks.faults.rpa_cluster import Node, RpaCluster
 
 
 @pytest.fixture(scope="module")
-def north(shared_rpa_cluster: RpaCluster) -> Iterator[Node]:
+def north(shared_rpa_cluster):
     with shared_rpa_cluster.node("north", slots=3, times=QUICK) as node:
         yield node
 
 
-def test_killed_runner_repeats_only_idempotent_job(
-    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
-) -> None:
+def test_killed_runner_repeats_only_idempotent_job(rpa_cluster, north, report_line):
     struck = start_jobs(rpa_cluster)
     victims = struck.runners(north)
     assert len(victims) == 2
@@ -35,9 +29,7 @@ def test_killed_runner_repeats_only_idempotent_job(
     check_recovery(struck, "worker_lost", report_line, "kill -9 of the worker's child")
 
 
-def test_killed_supervisor_repeats_only_idempotent_job(
-    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
-) -> None:
+def test_killed_supervisor_repeats_only_idempotent_job(rpa_cluster, north, report_line):
     struck = start_jobs(rpa_cluster)
     for guard in struck.guards():
         guard.kill()
@@ -46,9 +38,7 @@ def test_killed_supervisor_repeats_only_idempotent_job(
     check_recovery(struck, "supervisor_lost", report_line, "kill -9 of the guard")
 
 
-def test_killed_command_repeats_only_idempotent_job(
-    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
-) -> None:
+def test_killed_command_repeats_only_idempotent_job(rpa_cluster, north, report_line):
     struck = start_jobs(rpa_cluster)
     for command in struck.commands():
         command.kill()
@@ -57,9 +47,7 @@ def test_killed_command_repeats_only_idempotent_job(
     check_recovery(struck, "signal_9", report_line, "kill -9 of the command")
 
 
-def test_resumed_worker_writes_nothing(
-    rpa_cluster: RpaCluster, north: Node, report_line: Callable[[str], None]
-) -> None:
+def test_resumed_worker_writes_nothing(rpa_cluster, north, report_line):
     """Its supervisors get no renewal and end the commands. Another node takes the jobs; late writes of the stopped node
     are about runs that it has lost.
     """

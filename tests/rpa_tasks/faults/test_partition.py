@@ -1,12 +1,8 @@
 """A node is cut off from database and broker while its commands run. The times are the product's own."""
 
-from __future__ import annotations
-
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
 import redis
@@ -14,9 +10,7 @@ import redis
 from config.local.processes import is_alive, send_signal
 from examples.demo_shop.market import Market as DemoMarket
 from examples.demo_shop.site import build_site
-from tests.rpa_tasks.faults.effect_log import Effect
-from tests.rpa_tasks.faults.partition import CuttableLinks, links_to
-from tests.rpa_tasks.faults.rpa_cluster import Market, RpaCluster
+from tests.rpa_tasks.faults.partition import links_to
 from tests.support.chromium import find_chromium
 from tests.support.thread_servers import application_in_thread
 
@@ -26,7 +20,7 @@ SYNC += ["--param", "{param}", "--timeout", "{timeout}"]
 CODES = {"business": [65], "session": [77], "platform": [75]}
 
 
-def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
+def test_partitioned_node_writes_nothing_late(rpa_cluster, report_line):
     """One command ignores SIGTERM, and its supervisor ends it before another node starts. Another supervisor is
     stopped, so its command outlives the lease: two run at once, and the tables refuse the later write of the earlier
     run.
@@ -80,7 +74,7 @@ def test_partitioned_node_writes_nothing_late(rpa_cluster: RpaCluster, report_li
     assert GUARDED - RENEWED - 3 <= ended_after < taken_after
 
 
-def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
+def test_late_demo_flow_write_is_refused(rpa_cluster, report_line):
     """`demo_sync_order` in real Chromium: its node is cut off as it reads, and neither it nor its guard moves until
     another node has read and stored the orders."""
     find_chromium()
@@ -143,24 +137,24 @@ def test_late_demo_flow_write_is_refused(rpa_cluster: RpaCluster, report_line: C
 
 
 @contextmanager
-def site() -> Iterator[tuple[str, Any]]:
+def site():
     """The demo shop, and its switches."""
     pages = DemoMarket()
     with application_in_thread(build_site(pages)) as address:
         yield address, pages
 
 
-def _through(links: CuttableLinks, endpoints: Any) -> dict[str, str]:
+def _through(links, endpoints):
     return {"DATABASE_URL": links.through(endpoints.database_url), "REDIS_URL": links.through(endpoints.redis_url)}
 
 
-def _publish(market: Market) -> list[str]:
+def _publish(market):
     payload = {"until": str(market.folder / "go"), "write": True}
     held = market.publish(market.shops[0], "held", payload={**payload, "stubborn": True})
     return [held, market.publish(market.shops[1], "loose", payload=payload)]
 
 
-def _suspend(cluster: RpaCluster, node: Any) -> None:
+def _suspend(cluster, node):
     """Let the broker drop the connection. It sends a wake-up to the longest waiting consumer, stopped or not."""
     node.program.await_ready()
     family = list(node.family())
@@ -169,25 +163,25 @@ def _suspend(cluster: RpaCluster, node: Any) -> None:
     ports = {str(each.laddr.port) for process in family for each in process.net_connections("tcp")}
     with redis.Redis.from_url(cluster.stack.endpoints.redis_url, decode_responses=True) as broker:
 
-        def is_waited_for() -> bool:
+        def is_waited_for():
             return any("b" in each["flags"] and each["addr"].split(":")[-1] in ports for each in broker.client_list())
 
         assert any(each["addr"].split(":")[-1] in ports for each in broker.client_list())
         cluster.wait(lambda: not is_waited_for(), "the broker waits for nobody who is stopped")
 
 
-def _await_renewal(cluster: RpaCluster, tasks: list[str]) -> float:
+def _await_renewal(cluster, tasks):
     """So that the guard has all of its time."""
     before = [cluster.job(task)["lease_until"] for task in tasks]
     cluster.wait(lambda: cluster.job(tasks[0])["lease_until"] != before[0], "a renewal")
     return time.monotonic()
 
 
-def _stored_rows(cluster: RpaCluster, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _stored_rows(cluster, task):
     return cluster.job(task), cluster.runs(task)
 
 
-def _check(market: Market, tasks: list[str], first: Effect, second: Effect) -> None:
+def _check(market, tasks, first, second):
     held, loose = (market.log.of(task) for task in tasks)
     assert (held[0].ended, held[0].stored) == (None, None)
     assert not held[1].met

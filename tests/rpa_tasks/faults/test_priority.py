@@ -1,17 +1,13 @@
 """A thousand jobs of low priority wait: an urgent one starts next, and the low ones still get their turn."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 from tests.rpa_tasks.faults.effect_log import find_overlaps
-from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster
+from tests.rpa_tasks.faults.rpa_cluster import PATIENT
 
 LOW, SHOPS, SLOTS = 1_000, 50, 2
 HIGH, AGEING = 40, 1.5
 
 
-def publish_low_jobs(market: Market) -> list[str]:
+def publish_low_jobs(market):
     orders = [
         market.order(
             market.shops[number % SHOPS], "act", dedupe_key=f"low-{number}", priority=2, payload={"hold": 0.05}
@@ -22,9 +18,7 @@ def publish_low_jobs(market: Market) -> list[str]:
     return list(tasks)
 
 
-def test_high_job_starts_before_a_thousand_low_jobs(
-    rpa_cluster: RpaCluster, report_line: Callable[[str], None]
-) -> None:
+def test_high_job_starts_before_a_thousand_low_jobs(rpa_cluster, report_line):
     market = rpa_cluster.market(SHOPS + 1, act={"idempotent": True})
     urgent = market.shops[-1]  # without a low job, whose run it would wait for
     assert len(set(publish_low_jobs(market))) == LOW
@@ -42,7 +36,7 @@ def test_high_job_starts_before_a_thousand_low_jobs(
     assert not find_overlaps(market.log.effects())
 
 
-def test_low_jobs_start_under_high_load(rpa_cluster: RpaCluster, report_line: Callable[[str], None]) -> None:
+def test_low_jobs_start_under_high_load(rpa_cluster, report_line):
     """Urgent ones keep the only slot busy for longer than a low one needs to become urgent by waiting."""
     market = rpa_cluster.market(5, act={"idempotent": True})
     *busy, quiet = market.shops

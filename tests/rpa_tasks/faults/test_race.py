@@ -1,23 +1,19 @@
 """Many publish, many run: of a shop one at a time, everything comes to its end, nothing twice."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any
 
-from tests.rpa_tasks.faults.effect_log import Effect, find_overlaps, max_concurrency
-from tests.rpa_tasks.faults.rpa_cluster import PATIENT, Market, RpaCluster, run_publisher
+from tests.rpa_tasks.faults.effect_log import find_overlaps, max_concurrency
+from tests.rpa_tasks.faults.rpa_cluster import PATIENT, run_publisher
 from tests.support.stack import read_seed
 from tests.support.waiting import WAIT_LIMIT
 
 DESKS, SHOPS, SLOTS, EACH = 8, 50, 4, 30
 
 
-def orders(market: Market, chance: random.Random, publisher: int) -> list[tuple[str, dict[str, Any]]]:
-    def one(number: int) -> tuple[str, dict[str, Any]]:
+def orders(market, chance, publisher):
+    def one(number):
         return market.order(
             chance.choice(market.shops),
             chance.choice(("sync", "reply")),
@@ -34,9 +30,7 @@ def orders(market: Market, chance: random.Random, publisher: int) -> list[tuple[
     return [one(number) for number in range(EACH)]
 
 
-def test_concurrent_publishers_and_nodes_run_each_job_once(
-    rpa_cluster: RpaCluster, report_line: Callable[[str], None]
-) -> None:
+def test_concurrent_publishers_and_nodes_run_each_job_once(rpa_cluster, report_line):
     seed = read_seed()
     chance = random.Random(seed)
     market = rpa_cluster.market(SHOPS, sync={"idempotent": True}, reply={"exit_codes": {"transient": [70]}})
@@ -81,7 +75,7 @@ def test_concurrent_publishers_and_nodes_run_each_job_once(
     assert max_concurrency(effects) == 2 * SLOTS  # otherwise there was no race
 
 
-def find_lost_jobs(receipts: list[dict[str, Any]], effects: list[Effect], rows: dict[str, dict[str, Any]]) -> list[str]:
+def find_lost_jobs(receipts, effects, rows):
     """Return requests without an effect after them, and effects without a run."""
     found = []
     asked = Counter(receipt["task"] for receipt in receipts)

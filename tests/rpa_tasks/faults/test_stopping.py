@@ -1,20 +1,14 @@
 """A node stops while commands run: repeatable jobs are returned, others may finish."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
 
 from tests.rpa_tasks.faults.effect_log import find_overlaps
 from tests.rpa_tasks.faults.in_flight import start_jobs
-from tests.rpa_tasks.faults.rpa_cluster import RpaCluster
 
 STOP_LIMIT = 2.0
 
 
-def test_stopped_worker_returns_idempotent_job_and_ends_other(
-    rpa_cluster: RpaCluster, report_line: Callable[[str], None]
-) -> None:
+def test_stopped_worker_returns_idempotent_job_and_ends_other(rpa_cluster, report_line):
     times = {"STOP_TIME_LIMIT": STOP_LIMIT}
     with rpa_cluster.node("leaving", times=times) as leaving:
         running = start_jobs(rpa_cluster)

@@ -1,21 +1,16 @@
 """A worker is killed with all its processes; the next worker of the node continues."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
 
 import pytest
 
 from config.local.processes import is_alive
 from tests.rpa_tasks.faults.in_flight import check_recovery, start_jobs
-from tests.rpa_tasks.faults.rpa_cluster import PATIENT, RpaCluster
+from tests.rpa_tasks.faults.rpa_cluster import PATIENT
 
 
 @pytest.mark.parametrize("guards_too", [False, True], ids=["worker", "worker and guards"])
-def test_killed_worker_repeats_only_idempotent_job(
-    rpa_cluster: RpaCluster, guards_too: bool, report_line: Callable[[str], None]
-) -> None:
+def test_killed_worker_repeats_only_idempotent_job(rpa_cluster, guards_too, report_line):
     """Without supervisors, started processes survive until the next worker starts."""
     with rpa_cluster.node("south", times=PATIENT) as south:
         struck = start_jobs(rpa_cluster)

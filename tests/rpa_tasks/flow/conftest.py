@@ -89,7 +89,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def tabs(port: int) -> Callable[[], list[str]]:
+def tabs(port) -> Callable[[], list[str]]:
     """The addresses of the browser's pages."""
 
     def tabs() -> list[str]:
@@ -174,7 +174,7 @@ class Flows:
 
 
 @pytest.fixture
-def flows(tmp_path: Path) -> Iterator[Flows]:
+def flows(tmp_path) -> Iterator[Flows]:
     folder = tmp_path / "flows"
     folder.mkdir()
     flows = Flows(folder)
@@ -185,7 +185,7 @@ def flows(tmp_path: Path) -> Iterator[Flows]:
 
 
 @pytest.fixture
-def read_stored_orders(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]:
+def read_stored_orders(transactional_db, flows) -> Callable[[], dict[str, Any]]:
     """The flow gets the database as the workers give it. Returns the shop's orders by number."""
     from rpa_tasks.models import DemoOrder
     from rpa_tasks.supervisor.command import environment_for

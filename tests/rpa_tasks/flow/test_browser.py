@@ -1,18 +1,12 @@
 """The flow's tab in a real browser that is not its own."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from rpa_tasks.flow_sdk.flow import open_browser
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import Progress, RunSpec, SupervisedCommand
-from tests.rpa_tasks.flow.conftest import Flows, Site
 from tests.support.waiting import eventually
 
 OPEN = 'flow.page.goto(flow.text("site"))\n'
@@ -24,7 +18,7 @@ LOG_IN = OPEN + (
 TIMEOUTS = ((4, 6), (10, 20), (40, 80))
 
 
-def test_flow_opens_own_tab_and_closes_it(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
+def test_flow_opens_own_tab_and_closes_it(flows, site, port, tabs):
     before = tabs()
     flows.write(
         "open",
@@ -37,20 +31,20 @@ def test_flow_opens_own_tab_and_closes_it(flows: Flows, site: Site, port: int, t
     eventually(lambda: tabs() == before)
 
 
-def test_failed_flow_leaves_page_open(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
+def test_failed_flow_leaves_page_open(flows, site, port, tabs):
     flows.write("fail", OPEN + "raise BusinessError('look at this')")
     assert flows.run("fail", {"site": f"{site.url}/login?fail"}, debug_port=port).process.returncode == 65
     assert f"{site.url}/login?fail" in tabs()
 
 
-def test_step_timeout_exits_as_transient(flows: Flows, site: Site, port: int) -> None:
+def test_step_timeout_exits_as_transient(flows, site, port):
     flows.write("wait", OPEN + "flow.page.set_default_timeout(300)\nflow.page.click('#nothing')")
     run = flows.run("wait", {"site": site.url}, debug_port=port)
     assert run.process.returncode == 70
     assert "TimeoutError" in run.errors
 
 
-def test_terminated_flow_closes_its_tab(flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]]) -> None:
+def test_terminated_flow_closes_its_tab(flows, site, port, tabs):
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     run = flows.begin("long", {"site": f"{site.url}/login?stop"}, debug_port=port, timeout=600)
     run.wait_for("progress")
@@ -60,7 +54,7 @@ def test_terminated_flow_closes_its_tab(flows: Flows, site: Site, port: int, tab
     eventually(lambda: f"{site.url}/login?stop" not in tabs())
 
 
-def test_missing_browser_exits_as_transient(flows: Flows) -> None:
+def test_missing_browser_exits_as_transient(flows):
     flows.write("browse", "flow.page")
     with socket.socket() as silent:  # it keeps the port and does not listen
         silent.bind(("127.0.0.1", 0))
@@ -71,7 +65,7 @@ def test_missing_browser_exits_as_transient(flows: Flows) -> None:
     assert "Traceback" not in run.errors
 
 
-def test_browser_crash_exits_as_transient(flows: Flows, site: Site) -> None:
+def test_browser_crash_exits_as_transient(flows, site):
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     with open_browser() as port:
         run = flows.begin("long", {"site": site.url}, debug_port=port, timeout=600)
@@ -79,7 +73,7 @@ def test_browser_crash_exits_as_transient(flows: Flows, site: Site) -> None:
     assert run.end() == 70
 
 
-def test_try_command_keeps_profile(flows: Flows, site: Site, tmp_path: Path) -> None:
+def test_try_command_keeps_profile(flows, site, tmp_path):
     flows.command("new", "mine").end()
     words = ("try", "--flow", "mine", "--payload", f'{{"site": "{site.url}"}}', "--profile", str(tmp_path / "p"))
     first = flows.command(*words)
@@ -96,26 +90,22 @@ def test_try_command_keeps_profile(flows: Flows, site: Site, tmp_path: Path) -> 
 # --- under the guard --------------------------------------------------------------------------------------------------
 
 
-def build_run_spec(
-    flows: Flows, tmp_path: Path, name: str, param: str, *, flow_timeout: float, timeout: float
-) -> RunSpec:
+def build_run_spec(flows, tmp_path, name, param, *, flow_timeout, timeout):
     words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(flow_timeout)]
     log = str(tmp_path / "run.log")
     return RunSpec(argv=words, env=flows.environment, timeout=timeout, log_path=log, extend_until=float("inf"))
 
 
-def events(supervised: SupervisedCommand, until: type[Progress | CommandResult]) -> list[Any]:
-    seen: list[Any] = []
+def events(supervised, until):
+    seen = []
     while not (seen and isinstance(seen[-1], until)):
         if event := supervised.next_event(timeout=1):
             seen.append(event)
     return seen
 
 
-def test_timeout_leaves_page_and_cancel_closes_it(
-    flows: Flows, site: Site, port: int, tabs: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_timeout_leaves_page_and_cancel_closes_it(flows, site, port, tabs, tmp_path):
     # The flow's own time is short, and without effect until the supervisor's is over.
     flows.write(
         "long",

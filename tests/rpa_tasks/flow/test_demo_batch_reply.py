@@ -1,36 +1,30 @@
 """Each message is answered once, whatever happens to the runs."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-
-from tests.rpa_tasks.flow.conftest import Flows, Site
 
 ONCE = {f"s1-m{number}": 1 for number in range(1, 6)}
 
 
 @pytest.fixture
-def start_reply(flows: Flows, site: Site, port: int) -> Callable[..., Any]:
+def start_reply(flows, site, port):
     """Start a run."""
 
-    def start_reply(reply: str = "It is on its way.", **payload: Any) -> Any:
+    def start_reply(reply="It is on its way.", **payload):
         whole = {"site": site.url, "reply": reply, "login": True} | payload
         return flows.begin("demo_batch_reply", whole, debug_port=port)
 
     return start_reply
 
 
-def end_run(run: Any) -> Any:
+def end_run(run):
     run.end()
     assert run.process.returncode == 0, run.errors
     return run.result
 
 
-def test_batch_reply_answers_each_waiting_message_once(start_reply: Callable[..., Any], site: Site) -> None:
+def test_batch_reply_answers_each_waiting_message_once(start_reply, site):
     run = start_reply("Dear <b>, 您好！\nSoon.")
     assert end_run(run) == {"answered": 5, "already": 0}
     assert [line["progress"] for line in run.lines if "progress" in line] == [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -44,19 +38,19 @@ def test_batch_reply_answers_each_waiting_message_once(start_reply: Callable[...
     assert site.effects()["replies"] == ONCE | {"s1-m6": 1}
 
 
-def test_batch_reply_answers_only_given_buyer(start_reply: Callable[..., Any], site: Site) -> None:
+def test_batch_reply_answers_only_given_buyer(start_reply, site):
     assert end_run(start_reply(only="u2")) == {"answered": 1, "already": 0}
     assert [key for key, count in site.effects()["replies"].items() if count] == ["s1-m2"]
 
 
-def test_concurrent_batch_replies_answer_each_message_once(start_reply: Callable[..., Any], site: Site) -> None:
+def test_concurrent_batch_replies_answer_each_message_once(start_reply, site):
     runs = [start_reply() for _ in range(3)]
     results = [end_run(run) for run in runs]
     assert site.effects()["replies"] == ONCE
     assert sum(result["answered"] for result in results) == 5
 
 
-def test_killed_batch_reply_is_continued_without_repeats(start_reply: Callable[..., Any], site: Site) -> None:
+def test_killed_batch_reply_is_continued_without_repeats(start_reply, site):
     site.hold("POST", "/messages/reply", message="s1-m3")
     run = start_reply()
     site.reach()
@@ -68,7 +62,7 @@ def test_killed_batch_reply_is_continued_without_repeats(start_reply: Callable[.
     assert site.effects()["replies"] == ONCE
 
 
-def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], site: Site) -> None:
+def test_resumed_batch_reply_adds_no_answer(start_reply, site):
     site.hold("POST", "/messages/reply", message="s1-m2")
     early = start_reply()
     site.reach()
@@ -82,7 +76,7 @@ def test_resumed_batch_reply_adds_no_answer(start_reply: Callable[..., Any], sit
     assert earlier["already"] == 3
 
 
-def test_batch_reply_with_lost_login_exits_without_answer(start_reply: Callable[..., Any], site: Site) -> None:
+def test_batch_reply_with_lost_login_exits_without_answer(start_reply, site):
     site.hold("POST", "/messages/reply", message="s1-m3")
     run = start_reply()
     site.reach()
@@ -95,9 +89,7 @@ def test_batch_reply_with_lost_login_exits_without_answer(start_reply: Callable[
 
 
 @pytest.mark.parametrize("payload", [{"reply": ""}, {"only": 7}, {"reply": "x" * 1001}])
-def test_batch_reply_refuses_invalid_payload(
-    start_reply: Callable[..., Any], site: Site, payload: dict[str, Any]
-) -> None:
+def test_batch_reply_refuses_invalid_payload(start_reply, site, payload):
     run = start_reply(**payload)
     assert run.end() == 65, run.errors
     site.ask("/admin/message?shop=s1", post=True)

@@ -1,33 +1,29 @@
 """The demo shop's site, as a browser asks it."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 
 from config.environment import ROOT
 from examples.demo_shop.site import COOKIE
-from tests.rpa_tasks.flow.conftest import Site
 
 
 class Visitor:
     """A browser without a screen."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
         self.cookie = ""
         self.status = 0
         self.location = ""
 
-    def ask(self, method: str, path: str, **fields: str) -> str:
+    def ask(self, method, path, **fields):
         headers = {"Cookie": self.cookie, "Content-Type": "application/x-www-form-urlencoded"}
         self.connection.request(method, path, urlencode(fields) or None, headers)
         answer = self.connection.getresponse()
@@ -36,19 +32,19 @@ class Visitor:
             self.cookie = cookie.partition(";")[0]
         return answer.read().decode()
 
-    def get(self, path: str) -> str:
+    def get(self, path):
         return self.ask("GET", path)
 
-    def log_in(self, shop: str = "s1") -> None:
+    def log_in(self, shop="s1"):
         self.ask("POST", "/login", shop=shop)
         assert (self.status, self.location) == (303, "/orders")
 
 
 @pytest.fixture
-def visit(site: Site) -> Iterator[Callable[[], Visitor]]:
-    visitors: list[Visitor] = []
+def visit(site):
+    visitors = []
 
-    def visit() -> Visitor:
+    def visit():
         visitors.append(Visitor(site.url))
         return visitors[-1]
 
@@ -58,18 +54,18 @@ def visit(site: Site) -> Iterator[Callable[[], Visitor]]:
 
 
 @pytest.fixture
-def ann(visit: Callable[[], Visitor]) -> Visitor:
+def ann(visit):
     """Logged in to s1."""
     visitor = visit()
     visitor.log_in()
     return visitor
 
 
-def order_nos(page: str) -> list[str]:
+def order_nos(page):
     return re.findall(r'data-order="([^"]+)"', page)
 
 
-def test_demo_shop_redirects_visitor_to_login(visit: Callable[[], Visitor]) -> None:
+def test_demo_shop_redirects_visitor_to_login(visit):
     stranger = visit()
     stranger.cookie = f"{COOKIE}=guessed"
     for method, path in (("GET", "/orders"), ("GET", "/messages"), ("POST", "/messages/reply"), ("GET", "/")):
@@ -80,7 +76,7 @@ def test_demo_shop_redirects_visitor_to_login(visit: Callable[[], Visitor]) -> N
     assert stranger.status == 400
 
 
-def test_demo_shop_switches_take_effect(ann: Visitor, site: Site) -> None:
+def test_demo_shop_switches_take_effect(ann, site):
     assert json.loads(site.ask("/switch?captcha=1")) == {"captcha": True, "slow": 0.0, "sessions": 1}
     assert "Are you a robot?" in ann.get("/orders")
     assert ann.status == 429
@@ -95,7 +91,7 @@ def test_demo_shop_switches_take_effect(ann: Visitor, site: Site) -> None:
     assert site.effects()["turned_away"] == 2
 
 
-def test_demo_shop_refuses_invalid_requests(ann: Visitor, site: Site) -> None:
+def test_demo_shop_refuses_invalid_requests(ann, site):
     for method, path, status in (
         ("GET", "/switch?slow=nan", 400),
         ("GET", "/orders?page=inf", 400),
@@ -112,7 +108,7 @@ def test_demo_shop_refuses_invalid_requests(ann: Visitor, site: Site) -> None:
     assert ann.status == 413
 
 
-def test_demo_shop_command_serves_until_signal() -> None:
+def test_demo_shop_command_serves_until_signal():
     command = [sys.executable, "-m", "examples.demo_shop", "--port", "0", "--orders", "3"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:

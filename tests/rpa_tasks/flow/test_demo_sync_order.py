@@ -1,45 +1,36 @@
 """Orders are read by a real browser and stored once in a real database, with the right to do so."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from rpa_tasks.models import DemoOrder, DemoWatermark
-from tests.rpa_tasks.flow.conftest import Flows, Site
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-Stored = Callable[[], dict[str, Any]]
-
 
 @pytest.fixture
-def start_sync(flows: Flows, site: Site, port: int, read_stored_orders: Stored) -> Callable[..., Any]:
+def start_sync(flows, site, port, read_stored_orders):
     """Start a run."""
 
-    def start_sync(lease_no: int = 1, *, login: bool = True, shop_id: str = "s1") -> Any:
+    def start_sync(lease_no=1, *, login=True, shop_id="s1"):
         payload = {"site": site.url, "login": login}
         return flows.begin("demo_sync_order", payload, debug_port=port, lease_no=lease_no, shop_id=shop_id)
 
     return start_sync
 
 
-def end_run(run: Any) -> Any:
+def end_run(run):
     run.end()
     assert run.process.returncode == 0, run.errors
     return run.result
 
 
-def writes() -> set[int]:
+def writes():
     return set(DemoOrder.objects.values_list("writes", flat=True))
 
 
-def test_sync_order_reads_all_then_changes(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_sync_order_reads_all_then_changes(start_sync, site, read_stored_orders):
     assert end_run(start_sync(1)) == {"read": 45, "written": 45, "position": 1045}
     order = read_stored_orders()["s1-10002"]
     assert (order.version, order.status, order.buyer, str(order.amount)) == (1, "to ship", "陈宇航", "37.20")
@@ -59,9 +50,7 @@ def test_sync_order_reads_all_then_changes(
     assert (mark.shop_id, mark.position, mark.lease_no) == ("s1", 1047, 3)
 
 
-def test_sync_order_resumed_after_newer_run_is_refused(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_sync_order_resumed_after_newer_run_is_refused(start_sync, site, read_stored_orders):
     site.hold("GET", "/orders", page="3")
     early = start_sync(1)
     site.reach()
@@ -78,9 +67,7 @@ def test_sync_order_resumed_after_newer_run_is_refused(
     assert DemoWatermark.objects.get().lease_no == 2
 
 
-def test_concurrent_sync_orders_store_each_order_once(
-    start_sync: Callable[..., Any], read_stored_orders: Stored
-) -> None:
+def test_concurrent_sync_orders_store_each_order_once(start_sync, read_stored_orders):
     runs = [start_sync(number) for number in (1, 2, 2)]
     codes = [run.end() for run in runs]
     assert codes[1:] == [0, 0], [run.errors for run in runs]
@@ -90,9 +77,7 @@ def test_concurrent_sync_orders_store_each_order_once(
     assert sum(run.result["written"] for run in runs if run.result) == 45
 
 
-def test_killed_sync_order_stores_nothing(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_killed_sync_order_stores_nothing(start_sync, site, read_stored_orders):
     site.hold("GET", "/orders", page="3")
     run = start_sync(1)
     site.reach()
@@ -105,9 +90,7 @@ def test_killed_sync_order_stores_nothing(
     assert writes() == {1}
 
 
-def test_order_moved_during_sync_is_read_next_time(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_order_moved_during_sync_is_read_next_time(start_sync, site, read_stored_orders):
     site.hold("GET", "/orders", page="3")
     run = start_sync(1)
     site.reach()
@@ -120,9 +103,7 @@ def test_order_moved_during_sync_is_read_next_time(
     assert {order.order_no for order in read_stored_orders().values() if order.version == 2} == {"s1-10002", "s1-10003"}
 
 
-def test_sync_order_needs_login_of_its_shop(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_sync_order_needs_login_of_its_shop(start_sync, site, read_stored_orders):
     end_run(start_sync(1, shop_id="s2"))
     stranger = start_sync(1, login=False)
     assert stranger.end() == 77
@@ -132,9 +113,7 @@ def test_sync_order_needs_login_of_its_shop(
     assert end_run(start_sync(3, login=False))["read"] == 0  # the browser is still logged in
 
 
-def test_sync_order_with_captcha_exits_as_platform(
-    start_sync: Callable[..., Any], site: Site, read_stored_orders: Stored
-) -> None:
+def test_sync_order_with_captcha_exits_as_platform(start_sync, site, read_stored_orders):
     site.ask("/switch?captcha=1")
     run = start_sync(1)
     assert run.end() == 75
@@ -142,26 +121,20 @@ def test_sync_order_with_captcha_exits_as_platform(
     assert read_stored_orders() == {}
 
 
-def test_sync_order_with_unreachable_site_exits_as_transient(
-    flows: Flows, port: int, read_stored_orders: Stored
-) -> None:
+def test_sync_order_with_unreachable_site_exits_as_transient(flows, port, read_stored_orders):
     run = flows.run("demo_sync_order", {"site": "http://127.0.0.1:1", "login": True}, debug_port=port)
     assert run.process.returncode == 70
     assert "ERR_" in run.errors
 
 
 @pytest.mark.parametrize("payload", [{}, {"site": "file:///etc/passwd"}])
-def test_sync_order_with_invalid_payload_exits_as_business(
-    flows: Flows, port: int, read_stored_orders: Stored, payload: Any
-) -> None:
+def test_sync_order_with_invalid_payload_exits_as_business(flows, port, read_stored_orders, payload):
     run = flows.run("demo_sync_order", payload, debug_port=port)
     assert run.process.returncode == 65
     assert "payload: site" in run.errors
 
 
-def test_sync_order_without_database_exits_by_cause(
-    flows: Flows, site: Site, port: int, read_stored_orders: Stored
-) -> None:
+def test_sync_order_without_database_exits_by_cause(flows, site, port, read_stored_orders):
     flows.environment["DATABASE_URL"] = "postgresql://nobody:hunter2@127.0.0.1:1/nowhere"
     away = flows.run("demo_sync_order", {"site": site.url, "login": True}, debug_port=port)
     assert away.process.returncode == 70

@@ -1,16 +1,11 @@
 """A flow without a browser: its input, its output and its exit codes."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
 
 import pytest
 
-from tests.rpa_tasks.flow.conftest import Flows
 
-
-def test_flow_receives_job_fields_and_prints_result(flows: Flows) -> None:
+def test_flow_receives_job_fields_and_prints_result(flows):
     flows.write(
         "look",
         """
@@ -32,7 +27,7 @@ def test_flow_receives_job_fields_and_prints_result(flows: Flows) -> None:
     ]  # fmt: skip
 
 
-def test_flow_reads_flat_parameter(flows: Flows) -> None:
+def test_flow_reads_flat_parameter(flows):
     flows.write("look", 'return {"shop": flow.shop_id, "payload": flow.payload}')
 
     run = flows.command("run", "--flow", "look", "--param", '{"shop_id": "s1", "lease_no": 3, "page": 3, "text": "中"}')
@@ -41,7 +36,7 @@ def test_flow_reads_flat_parameter(flows: Flows) -> None:
     assert run.result == {"shop": "s1", "payload": {"page": 3, "text": "中"}}
 
 
-def test_flow_output_does_not_mix_with_result(flows: Flows) -> None:
+def test_flow_output_does_not_mix_with_result(flows):
     flows.write(
         "loud",
         'import os\nprint("no newline", end="")\nos.system("printf from-a-child")\n'
@@ -57,13 +52,13 @@ def test_flow_output_does_not_mix_with_result(flows: Flows) -> None:
     ("error", "code"),
     [("BusinessError", 65), ("PlatformError", 75), ("SessionExpired", 77)],
 )
-def test_named_flow_error_sets_exit_status_without_traceback(flows: Flows, error: str, code: int) -> None:
+def test_named_flow_error_sets_exit_status_without_traceback(flows, error, code):
     flows.write("fail", f'raise {error}("what is wrong")')
     run = flows.run("fail")
     assert (run.process.returncode, run.errors, run.result) == (code, f"{error}: what is wrong\n", None)
 
 
-def test_other_flow_exception_exits_as_transient_with_traceback(flows: Flows) -> None:
+def test_other_flow_exception_exits_as_transient_with_traceback(flows):
     flows.write("fail", "return {}['nothing']")
     run = flows.run("fail")
     assert run.process.returncode == 70
@@ -72,20 +67,20 @@ def test_other_flow_exception_exits_as_transient_with_traceback(flows: Flows) ->
     assert run.errors.endswith("KeyError: 'nothing'\n")
 
 
-def test_flow_may_choose_its_exit_status(flows: Flows) -> None:
+def test_flow_may_choose_its_exit_status(flows):
     flows.write("own", "sys.exit(99)")
     assert flows.run("own").process.returncode == 99
 
 
 @pytest.mark.parametrize("value", ["'text'", "{'at': float('nan')}", "{'at': 'x' * 70_000}"])
-def test_unstorable_flow_result_exits_as_business(flows: Flows, value: str) -> None:
+def test_unstorable_flow_result_exits_as_business(flows, value):
     flows.write("odd", f"return {value}")
     run = flows.run("odd")
     assert (run.process.returncode, run.lines) == (65, [])
     assert run.errors.startswith("BusinessError: ")
 
 
-def test_missing_payload_text_is_named(flows: Flows) -> None:
+def test_missing_payload_text_is_named(flows):
     flows.write("picky", 'return {"site": flow.text("site")}')
     run = flows.run("picky", {"site": "  "})
     assert (run.process.returncode, run.errors) == (
@@ -94,7 +89,7 @@ def test_missing_payload_text_is_named(flows: Flows) -> None:
     assert flows.run("picky", {"site": "here"}).result == {"site": "here"}
 
 
-def test_flow_progress_is_clamped(flows: Flows) -> None:
+def test_flow_progress_is_clamped(flows):
     flows.write("far", 'for each in (-1, 2, float("nan"), True): flow.progress(each, "m" * 300)')
     said = flows.run("far").lines
     assert [line["progress"] for line in said] == [0.0, 1.0, 0.0, 1.0]
@@ -115,7 +110,7 @@ def test_flow_progress_is_clamped(flows: Flows) -> None:
         ('{"shop_id": "s1", "debug_port": 0}', "debug_port must be between 1 and 65535"),
     ],
 )
-def test_invalid_flow_parameter_is_explained(flows: Flows, param: str, complaint: str) -> None:
+def test_invalid_flow_parameter_is_explained(flows, param, complaint):
     flows.write("quiet", "pass")
     run = flows.command("run", "--flow", "quiet", "--param", param)
     assert run.end() == 64
@@ -127,7 +122,7 @@ def test_invalid_flow_parameter_is_explained(flows: Flows, param: str, complaint
 @pytest.mark.parametrize(
     ("name", "complaint"), [("nowhere", "There is no flow"), ("../flows/quiet", "is no name for a flow")]
 )
-def test_unknown_flow_name_is_explained(flows: Flows, name: str, complaint: str) -> None:
+def test_unknown_flow_name_is_explained(flows, name, complaint):
     flows.write("quiet", "pass")
     run = flows.command("run", f"--flow={name}", "--param", '{"shop_id": "s1"}')
     assert run.end() == 64
@@ -135,7 +130,7 @@ def test_unknown_flow_name_is_explained(flows: Flows, name: str, complaint: str)
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("def run(", "SyntaxError"), ("run = 1", "no function run")])
-def test_invalid_flow_file_is_explained(flows: Flows, text: str, complaint: str) -> None:
+def test_invalid_flow_file_is_explained(flows, text, complaint):
     (flows.folder / "broken.py").write_text(text)
     run = flows.run("broken")
     assert run.process.returncode == 64
@@ -143,13 +138,13 @@ def test_invalid_flow_file_is_explained(flows: Flows, text: str, complaint: str)
     assert "broken.py" in run.errors
 
 
-def test_invalid_command_line_exits_as_usage_error(flows: Flows) -> None:
+def test_invalid_command_line_exits_as_usage_error(flows):
     run = flows.command("run", "--flow", "x", "--param", "{}", "--timeout", "0")
     assert run.end() == 64
     assert "usage:" in run.errors
 
 
-def test_flow_without_debug_port_names_it(flows: Flows) -> None:
+def test_flow_without_debug_port_names_it(flows):
     flows.write("browse", 'flow.page.goto("about:blank")')
     run = flows.run("browse", debug_port=None)
     assert run.process.returncode == 64
@@ -159,7 +154,7 @@ def test_flow_without_debug_port_names_it(flows: Flows) -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows: Flows) -> None:
+def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows):
     (flows.folder / "common.py").write_text("ANSWER = 42")
     (flows.folder / "json.py").write_text("raise RuntimeError('not the library')")
     body = 'import common, json\nreturn {"answer": common.ANSWER, "one": json.loads("1")}'
@@ -168,7 +163,7 @@ def test_own_flow_overrides_shipped_flow_and_imports_neighbours(flows: Flows) ->
         assert flows.run(name).result == {"answer": 42, "one": 1}
 
 
-def test_list_command_shows_all_flows(flows: Flows) -> None:
+def test_list_command_shows_all_flows(flows):
     (flows.folder / "broken.py").write_text("def run(")
     (flows.folder / "mine.py").write_text('"""Does it.\n\nAnd more."""')
     run = flows.command("list")
@@ -179,7 +174,7 @@ def test_list_command_shows_all_flows(flows: Flows) -> None:
     assert "cannot be read" in shown["broken"]
 
 
-def test_new_command_writes_flow_once(flows: Flows, tmp_path: Path) -> None:
+def test_new_command_writes_flow_once(flows, tmp_path):
     first = flows.command("new", "mine")
     assert str(flows.folder / "mine.py") in first.process.communicate()[0]
     text = (flows.folder / "mine.py").read_text()
@@ -201,7 +196,7 @@ def test_new_command_writes_flow_once(flows: Flows, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_flow_ends_on_signal(flows: Flows, number: signal.Signals, code: int) -> None:
+def test_flow_ends_on_signal(flows, number, code):
     flows.write("long", 'flow.progress(0.1)\ntime.sleep(600)\nreturn {"never": 1}')
     run = flows.begin("long")
     run.wait_for("progress")
@@ -211,7 +206,7 @@ def test_flow_ends_on_signal(flows: Flows, number: signal.Signals, code: int) ->
     assert number.name in run.errors
 
 
-def test_thread_left_by_flow_delays_no_exit_and_a_late_signal_changes_no_status(flows: Flows) -> None:
+def test_thread_left_by_flow_delays_no_exit_and_a_late_signal_changes_no_status(flows):
     flows.write("hangs", 'import threading\nthreading.Thread(target=threading.Event().wait).start()\nreturn {"ok": 1}')
     assert flows.run("hangs").process.returncode == 0
     run = flows.begin("hangs")
@@ -220,13 +215,13 @@ def test_thread_left_by_flow_delays_no_exit_and_a_late_signal_changes_no_status(
     assert run.end() == 0
 
 
-def test_flow_ends_itself_after_timeout(flows: Flows) -> None:
+def test_flow_ends_itself_after_timeout(flows):
     flows.write("long", "time.sleep(600)")
     run = flows.run("long", timeout=0.1)
     assert (run.process.returncode, run.errors) == (124, "The flow's time is over.\n")
 
 
-def test_flow_with_closed_stdout_succeeds(flows: Flows) -> None:
+def test_flow_with_closed_stdout_succeeds(flows):
     flows.write("deaf", 'for each in range(5000): flow.progress(0.5, "x" * 100)\nreturn {"done": 1}')
     run = flows.begin("deaf")
     run.process.stdout.close()
@@ -234,7 +229,7 @@ def test_flow_with_closed_stdout_succeeds(flows: Flows) -> None:
     assert run.process.wait(60) == 0
 
 
-def test_try_command_requires_json_object(flows: Flows) -> None:
+def test_try_command_requires_json_object(flows):
     run = flows.command("try", "--flow", "quiet", "--payload", "[]")
     assert run.end() == 64
     assert "--payload" in run.errors

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from pytest_django import Settings
 
 from rpa_tasks import isolation
 
 
 @pytest.fixture(params=(isolation.NONE, isolation.BUBBLEWRAP))
-def kind(request: pytest.FixtureRequest, settings: Settings) -> str:
+def kind(request, settings) -> str:
     """Isolate commands in this way. `parametrize(..., indirect=True)` chooses one."""
     if request.param == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
         pytest.skip("missing service: bubblewrap")

@@ -1,16 +1,12 @@
 """A flow that attacks its node gets nothing of the application or of other shops, as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -25,7 +21,7 @@ ORDINARY = 61_234  #: a uid without an account
 
 
 @pytest.fixture(scope="module", params=("root", "ordinary"))
-def hostile_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+def hostile_results(request):
     """What a hostile flow got on a node of root, and of an ordinary user."""
     find_chromium()
     if request.param == "root" and os.geteuid() != 0:
@@ -52,12 +48,12 @@ def hostile_results(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _without_password(url: str) -> str:
+def _without_password(url):
     parts = urlsplit(url)
     return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
 
 
-def test_hostile_flow_reaches_only_files_of_its_shop(hostile_results: dict[str, Any]) -> None:
+def test_hostile_flow_reaches_only_files_of_its_shop(hostile_results):
     assert hostile_results["uid"] != 0
     assert (hostile_results["environments"], hostile_results["files"]) == ([], [])
     assert hostile_results["passwords"].startswith("PermissionError")

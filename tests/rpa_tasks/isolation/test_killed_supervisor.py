@@ -1,7 +1,5 @@
 """A descendant of a command in a session of its own, without our environment, does not survive a killed guard."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -13,7 +11,7 @@ from config.local.processes import wait_until
 from rpa_tasks import isolation
 from rpa_tasks.outcomes import CommandResult, ExitCause
 from rpa_tasks.supervisor.client import RunSpec, Started, SupervisedCommand
-from rpa_tasks.supervisor.processes import Process, all_processes, read_process
+from rpa_tasks.supervisor.processes import all_processes, read_process
 from rpa_tasks.worker.runner import make_run_directory
 from tests.support.waiting import WAIT_LIMIT
 
@@ -27,8 +25,8 @@ time.sleep(600)
 """
 
 
-def find_hidden_processes(word: str) -> list[Process]:
-    def line(process: Process) -> list[bytes]:
+def find_hidden_processes(word):
+    def line(process):
         try:
             return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -39,7 +37,7 @@ def find_hidden_processes(word: str) -> list[Process]:
     ]
 
 
-def test_killed_supervisor_leaves_no_hidden_descendant(kind: str, tmp_path: Path) -> None:
+def test_killed_supervisor_leaves_no_hidden_descendant(kind, tmp_path):
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
     folder = make_run_directory("p-s1", os.getpid())
     order = RunSpec(

@@ -1,18 +1,13 @@
 """What a process must be given, or do, before it may run commands of flows."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pytest_django import Settings
 
 from config.environment import ROOT
 from rpa_tasks import isolation
@@ -28,7 +23,7 @@ PLACES = {
 SETUP = "import django; django.setup(); "
 
 
-def start(folder: Path, *words: str, ordinary: bool = False, **environment: str) -> Any:
+def start(folder, *words, ordinary=False, **environment):
     """Run Python with these words and only this environment."""
     starter = [sys.executable]
     if ordinary and os.geteuid() == 0:
@@ -41,13 +36,13 @@ def start(folder: Path, *words: str, ordinary: bool = False, **environment: str)
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     made = Path(tempfile.mkdtemp(prefix="start-"))
     yield made
     shutil.rmtree(made, ignore_errors=True)
 
 
-def test_production_process_environment_cannot_be_read(folder: Path) -> None:
+def test_production_process_environment_cannot_be_read(folder):
     """A process of the same uid may open its parent's environment and memory only while the parent is dumpable."""
     look = "import os; print(open(f'/proc/{os.getppid()}/environ').read())"
     code = f"{SETUP}import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {look!r}]).returncode)"
@@ -59,7 +54,7 @@ def test_production_process_environment_cannot_be_read(folder: Path) -> None:
     assert "DJANGO_SETTINGS_MODULE" in shown.stdout
 
 
-def test_execution_role_refuses_keys(folder: Path) -> None:
+def test_execution_role_refuses_keys(folder):
     code = f"{SETUP}from django.conf import settings; print(len(settings.SECRET_KEY))"
     places = {name: PLACES[name] for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")}
 
@@ -74,7 +69,7 @@ def test_execution_role_refuses_keys(folder: Path) -> None:
 @pytest.mark.parametrize(
     "words", [("-m", "celery", "-A", "config", "worker", "-Q", "touch.high"), ("-c", "import config.asgi")]
 )
-def test_execution_role_refuses_other_programs(folder: Path, words: tuple[str, ...]) -> None:
+def test_execution_role_refuses_other_programs(folder, words):
     places = {name: PLACES[name] for name in ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")}
     refused = start(folder, *words, AFTERTOUCH_ROLE="execution", AFTERTOUCH_RPA_ISOLATION="none", **places)
     assert refused.returncode != 0
@@ -84,7 +79,7 @@ def test_execution_role_refuses_other_programs(folder: Path, words: tuple[str, .
 WORKER = ("-m", "celery", "-A", "config", "worker", "-Q", "high", "-c", "1")
 
 
-def test_production_worker_requires_isolation_setting(folder: Path) -> None:
+def test_production_worker_requires_isolation_setting(folder):
     """Without bwrap on the PATH an ordinary user has no isolation."""
     refused = start(folder, *WORKER, ordinary=True, PATH="/nowhere", **PLACES, **KEYS)
     assert (refused.returncode, "AFTERTOUCH_RPA_ISOLATION=bubblewrap does not work here" in refused.stderr) == (
@@ -92,10 +87,10 @@ def test_production_worker_requires_isolation_setting(folder: Path) -> None:
     ), refused.stderr  # fmt: skip
 
 
-def test_missing_isolation_is_reported_where_jobs_run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_isolation_is_reported_where_jobs_run(settings, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
 
-    def found(role: str, *, required: bool, kind: str = isolation.BUBBLEWRAP) -> list[str | None]:
+    def found(role, *, required, kind=isolation.BUBBLEWRAP):
         settings.AFTERTOUCH_ROLE, settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED = role, required
         settings.AFTERTOUCH_RPA_ISOLATION = kind
         return [each.id for each in check_isolation()]

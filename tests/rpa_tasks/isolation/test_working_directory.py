@@ -1,7 +1,5 @@
 """A flow's own working directory never leads out of the isolation."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +15,7 @@ from rpa_tasks.worker.runner import make_run_directory
 pytestmark = pytest.mark.parametrize("kind", [isolation.BUBBLEWRAP], indirect=True)
 
 
-def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
+def run_in(cwd, tmp_path):
     folder = make_run_directory("p-s1", os.getpid())
     try:
         order = RunSpec(
@@ -33,14 +31,14 @@ def run_in(cwd: Path, tmp_path: Path) -> CommandResult:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_command_starts_in_a_folder_that_it_may_read(kind: str, tmp_path: Path) -> None:
+def test_command_starts_in_a_folder_that_it_may_read(kind, tmp_path):
     folder = Path("/usr/local/share")
     ended = run_in(folder, tmp_path)
     assert ended.ended is ExitCause.EXITED, ended
     assert "." in ended.tail.splitlines()
 
 
-def test_command_does_not_start_in_a_hidden_folder(kind: str, tmp_path: Path) -> None:
+def test_command_does_not_start_in_a_hidden_folder(kind, tmp_path):
     """The state directory holds the data of other shops."""
     hidden = registry.browser_root().parent / f"hidden-{os.getpid()}"
     hidden.mkdir()
