@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 import redis
 from django.db import connection
-from pytest_django import DjangoDbBlocker
 
 from config.environment import ROOT, Environment, environment
 from config.local import servers
@@ -131,7 +130,7 @@ def _point_settings_at(env: Environment) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+def django_db_setup(django_db_setup, django_db_blocker) -> Iterator[None]:
     """The threads of the sender keep their connections; the test database could not be dropped under them."""
     from tests.support.table_cleanup import note_rows
 

@@ -119,7 +119,7 @@ class BareMachine:
 
     def ask(self, database: str, statement: str) -> list[tuple[Any, ...]]:
         where = {"host": self.env["PGHOST"], "port": int(self.env["PGPORT"]), "user": "postgres", "dbname": database}
-        with psycopg.connect(**where) as connection:  # type: ignore[arg-type]
+        with psycopg.connect(**where) as connection:
             return connection.execute(statement.encode()).fetchall()
 
     def log(self, name: str) -> str:

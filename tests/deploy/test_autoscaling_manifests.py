@@ -4,11 +4,8 @@ The schemas are from PyPI: KEDA's of `cloudcoil.models.keda`, the HPA's of `kube
 fields. KEDA's schema leaves the metadata of a trigger open, so its documented names are listed here.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -33,12 +30,12 @@ METRICS_API = {
 TARGETS = {"core": "workers", "execution": "execution_nodes", "watcher": "watchers"}  #: kind by Deployment
 
 
-def documents(name: str, kind: str = "") -> list[dict[str, Any]]:
+def documents(name, kind=""):
     found = yaml.safe_load_all((KUBERNETES / name).read_text())
     return [each for each in found if kind in ("", each["kind"])]
 
 
-def errors_of(manifest: dict[str, Any]) -> list[str]:
+def errors_of(manifest):
     schema = json.loads((Path(__file__).parent / "schemas" / SCHEMAS[manifest["kind"]]).read_text())
     return [
         f"{each.instance_path}: {each.message}" for each in jsonschema_rs.validator_for(schema).iter_errors(manifest)
@@ -51,11 +48,11 @@ KEDA, HPA = documents("keda.yaml"), documents("hpa.yaml")
 @pytest.mark.parametrize(
     "manifest", [each for each in (*KEDA, *HPA) if each["kind"] != "Secret"], ids=lambda each: f"{each['kind']}"
 )
-def test_autoscaling_manifest_fits_its_schema(manifest: dict[str, Any]) -> None:
+def test_autoscaling_manifest_fits_its_schema(manifest):
     assert errors_of(manifest) == []
 
 
-def test_keda_reads_the_wanted_numbers_with_a_bearer_token() -> None:
+def test_keda_reads_the_wanted_numbers_with_a_bearer_token():
     (secret,) = documents("keda.yaml", "Secret")
     (authentication,) = documents("keda.yaml", "TriggerAuthentication")
     (reference,) = authentication["spec"]["secretTargetRef"]
@@ -76,7 +73,7 @@ def test_keda_reads_the_wanted_numbers_with_a_bearer_token() -> None:
         assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
 
 
-def test_hpa_reads_the_wanted_metrics() -> None:
+def test_hpa_reads_the_wanted_metrics():
     assert {each["spec"]["scaleTargetRef"]["name"] for each in HPA} == set(TARGETS)
     for each in HPA:
         (metric,) = each["spec"]["metrics"]
@@ -88,7 +85,7 @@ def test_hpa_reads_the_wanted_metrics() -> None:
 
 
 @each_row("name", TARGETS)
-def test_examples_scale_existing_deployments_and_smooth_the_numbers(name: str) -> None:
+def test_examples_scale_existing_deployments_and_smooth_the_numbers(name):
     deployed = {each["metadata"]["name"] for each in documents("aftertouch.yaml", "Deployment")}
     (keda,) = [each["spec"] for each in documents("keda.yaml", "ScaledObject") if each["metadata"]["name"] == name]
     (hpa,) = [each["spec"] for each in HPA if each["metadata"]["name"] == name]

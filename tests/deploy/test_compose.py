@@ -1,8 +1,6 @@
 """The images built and the composed services started by Docker, from a copy of what is tracked: an event becomes a
 delivered touch, a job runs with a browser, and each container serves its own figures."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import json
@@ -12,9 +10,6 @@ import secrets
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -36,7 +31,7 @@ CONFIG = small_matrix(
 )  # fmt: skip
 
 
-def missing_docker() -> str:
+def missing_docker():
     """What of Docker there is not; empty where it can be asked to compose."""
     if not shutil.which("docker"):
         return "docker"
@@ -45,7 +40,7 @@ def missing_docker() -> str:
 
 
 class Composed:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.port = folder, select_port()
         self.name = f"aftertouch-{secrets.token_hex(4)}"
         self.env = {
@@ -56,7 +51,7 @@ class Composed:
         self.key = ""
         self._copy()
 
-    def _copy(self) -> None:
+    def _copy(self):
         """A checkout with the example environment and names that no other project uses."""
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
         for name in filter(None, tracked.stdout.split("\0")):
@@ -79,7 +74,7 @@ class Composed:
         }
         (self.folder / "deploy" / "trial.yaml").write_text(json.dumps({"services": trial}))
 
-    def __call__(self, *words: str, within: float = WAIT_LIMIT) -> str:
+    def __call__(self, *words, within=WAIT_LIMIT):
         command = ["docker", "compose", "-p", self.name, "-f", "compose.yaml", "-f", "trial.yaml", *words]
         done = subprocess.run(
             command, cwd=self.folder / "deploy", env=self.env, capture_output=True, text=True, timeout=within
@@ -87,10 +82,10 @@ class Composed:
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
 
-    def manage(self, *words: str) -> str:
+    def manage(self, *words):
         return self("exec", "-T", "core", "python", "manage.py", *words)
 
-    def call(self, path: str, body: Any = None) -> Any:
+    def call(self, path, body=None):
         """As the proxy hands it on."""
         headers = {"Host": "aftertouch.example.com", "X-Forwarded-Proto": "https", "Content-Type": "application/json"}
         request = urllib.request.Request(
@@ -101,12 +96,12 @@ class Composed:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
-    def running(self) -> set[str]:
+    def running(self):
         return set(self("ps", "--services", "--status", "running").split())
 
 
 @pytest.fixture
-def composed(tmp_path: Path) -> Iterator[Composed]:
+def composed(tmp_path):
     if gap := missing_docker():
         pytest.skip(f"missing service: {gap}")
     composed = Composed(tmp_path)
@@ -119,7 +114,7 @@ def composed(tmp_path: Path) -> Iterator[Composed]:
 
 
 @pytest.mark.campaign
-def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
+def test_compose_services_deliver_touch_and_run_job(composed):
     everything = {*composed("config", "--services").split()} - {"migrate"}
     assert wait_until(lambda: composed.running() == everything, WAIT_LIMIT), composed("ps", "-a")
 
@@ -138,13 +133,13 @@ def test_compose_services_deliver_touch_and_run_job(composed: Composed) -> None:
     assert composed.running() == everything
 
 
-def _deliver(composed: Composed) -> None:
+def _deliver(composed):
     event = {"specversion": "1.0", "id": "1", "source": "/trial", "type": "signup.succeeded", "subject": "ann"}
     (task_id,) = composed.call("api/v1/events", {**event, "data": {"chat_id": "c1"}})["touches"]
     _await_state(functools.partial(composed.call, f"api/v1/touches/{task_id}"), "delivered", composed, "core")
 
 
-def _synchronise(composed: Composed) -> None:
+def _synchronise(composed):
     composed("exec", "-T", "-d", "execution", "python", "-m", "examples.demo_shop")
     payload = {"site": "http://127.0.0.1:8765", "login": True}
     job = {"platform": "demo", "shop_id": "s1", "task_type": "sync_order", "payload": payload}
@@ -152,6 +147,6 @@ def _synchronise(composed: Composed) -> None:
     _await_state(functools.partial(composed.call, f"api/v1/rpa/jobs/{task_id}"), "succeeded", composed, "execution")
 
 
-def _await_state(look: Callable[[], Any], state: str, composed: Composed, service: str) -> None:
+def _await_state(look, state, composed, service):
     ended = wait_until(lambda: look()["state"] == state, WAIT_LIMIT, 1)
     assert ended, f"{look()} {composed('logs', '--no-color', service)[-3000:]}"

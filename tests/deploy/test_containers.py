@@ -1,7 +1,5 @@
 """The form of what describes containers, and what of it needs no engine; test_compose.py starts them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -11,9 +9,8 @@ import sys
 from contextlib import chdir
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import psutil  # type: ignore[import-untyped,unused-ignore]
+import psutil
 import yaml
 
 from config.environment import ROOT, Environment
@@ -24,7 +21,7 @@ from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
 DEPLOY = ROOT / "deploy"
-COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 MANIFESTS = [
     (path.name, document)
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -40,7 +37,7 @@ SERVICE_KEYS = {
 
 
 @each_row("name", COMPOSE["services"])
-def test_compose_service_uses_only_known_keys(name: str) -> None:
+def test_compose_service_uses_only_known_keys(name):
     service = COMPOSE["services"][name]
     assert set(service) <= SERVICE_KEYS
     assert all(isinstance(word, str) for word in service.get("command", []))
@@ -55,7 +52,7 @@ def test_compose_service_uses_only_known_keys(name: str) -> None:
         assert port.startswith("127.0.0.1:"), "only the proxy speaks to the outside"
 
 
-def test_container_commands_match_units() -> None:
+def test_container_commands_match_units():
     for name in ("core", "ticks", "long", "execution", "beat", "watcher"):
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         words = _plain(shlex.split(re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)[0].replace("%%", "%")))
@@ -63,25 +60,23 @@ def test_container_commands_match_units() -> None:
         assert _plain(_container(name)["command"]) == words
 
 
-def _plain(words: list[str]) -> list[str]:
+def _plain(words):
     """Without the number of processes, without how Python is called, and without what is beside it."""
     words = words[len(WITH_METRICS) :] if words[: len(WITH_METRICS)] == WITH_METRICS else words
     words = words[: words.index("-c")] + words[words.index("-c") + 2 :] if "-c" in words else list(words)
     return [word for word in words if word not in ("-m", "python")]
 
 
-def _container(name: str) -> dict[str, Any]:
-    container: dict[str, Any] = _pod(name)["containers"][0]
-    return container
+def _container(name):
+    return _pod(name)["containers"][0]
 
 
-def _pod(name: str) -> dict[str, Any]:
+def _pod(name):
     (found,) = [each for _, each in MANIFESTS if each["kind"] == "Deployment" and each["metadata"]["name"] == name]
-    pod: dict[str, Any] = found["spec"]["template"]["spec"]
-    return pod
+    return found["spec"]["template"]["spec"]
 
 
-def test_metrics_folder_is_in_memory_and_not_shared() -> None:
+def test_metrics_folder_is_in_memory_and_not_shared():
     """Two containers' process ids are the same numbers."""
     for name in ("web", "core", "ticks", "long", "execution", "beat", "watcher"):
         assert any(each.startswith("/run/aftertouch:") for each in COMPOSE["services"][name]["tmpfs"])
@@ -91,7 +86,7 @@ def test_metrics_folder_is_in_memory_and_not_shared() -> None:
     assert "AFTERTOUCH_METRICS_DIR=/run/aftertouch/metrics" in (DEPLOY / "Dockerfile").read_text()
 
 
-def test_each_counting_container_serves_its_own_metrics() -> None:
+def test_each_counting_container_serves_its_own_metrics():
     """Web exports only its own counts. Without the others, alerts would report that no worker and no beat runs."""
     services = {name: each for name, each in COMPOSE["services"].items() if each["image"].startswith("aftertouch")}
     deployments = {each["metadata"]["name"]: each for _, each in MANIFESTS if each["kind"] == "Deployment"}
@@ -106,7 +101,7 @@ def test_each_counting_container_serves_its_own_metrics() -> None:
     assert {"name": "AFTERTOUCH_METRICS_CLUSTER", "value": "true"} in _container("web")["env"]
 
 
-def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> None:
+def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path):
     port = select_port()
     env = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "DJANGO_SETTINGS_MODULE": "config.settings.local",
@@ -129,7 +124,7 @@ def test_with_metrics_restarts_exporter_and_passes_sigterm(tmp_path: Path) -> No
         assert script.process.wait(WAIT_LIMIT) == -signal.SIGTERM
 
 
-def test_web_trusts_only_the_named_proxies() -> None:
+def test_web_trusts_only_the_named_proxies():
     for command in (COMPOSE["services"]["web"]["command"], _container("web")["command"]):
         assert "AFTERTOUCH_TRUSTED_PROXIES" in command[command.index("--forwarded-allow-ips") + 1]
         assert "--proxy-headers" in command
@@ -138,13 +133,13 @@ def test_web_trusts_only_the_named_proxies() -> None:
     assert "optional" not in variable["valueFrom"]["secretKeyRef"]
 
 
-def test_compose_commands_contain_no_password() -> None:
+def test_compose_commands_contain_no_password():
     for name, service in COMPOSE["services"].items():
         words = [*service.get("command", []), *service.get("healthcheck", {}).get("test", [])]
         assert not [word for word in words if "PASSWORD" in word or "AUTH" in word], name
 
 
-def test_compose_programs_have_own_redis_users() -> None:
+def test_compose_programs_have_own_redis_users():
     users = {
         line.split()[1] for line in (DEPLOY / "redis" / "users.acl").read_text().splitlines() if line[:5] == "user "
     }
@@ -158,7 +153,7 @@ def test_compose_programs_have_own_redis_users() -> None:
             assert user in users
 
 
-def test_execution_containers_get_no_keys_and_name_isolation() -> None:
+def test_execution_containers_get_no_keys_and_name_isolation():
     for name, service in COMPOSE["services"].items():
         if service["image"].startswith("aftertouch"):
             assert ("keys.environment" in service["env_file"]) == (name != "execution"), name
@@ -175,7 +170,7 @@ def test_execution_containers_get_no_keys_and_name_isolation() -> None:
     assert variables == {"AFTERTOUCH_ROLE": "execution", "AFTERTOUCH_RPA_ISOLATION": "none"}
 
 
-def test_containers_have_the_grace_period_of_the_units() -> None:
+def test_containers_have_the_grace_period_of_the_units():
     for name in ("core", "execution"):
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         seconds = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]
@@ -184,7 +179,7 @@ def test_containers_have_the_grace_period_of_the_units() -> None:
 
 
 @each_row("file, manifest", MANIFESTS)
-def test_manifest_has_members_and_volumes(file: str, manifest: dict[str, Any]) -> None:
+def test_manifest_has_members_and_volumes(file, manifest):
     assert {"apiVersion", "kind", "metadata"} <= set(manifest)
     assert manifest["metadata"]["namespace"] == "aftertouch"
     if manifest["kind"] not in ("Deployment", "Job"):
@@ -197,7 +192,7 @@ def test_manifest_has_members_and_volumes(file: str, manifest: dict[str, Any]) -
         assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
 
 
-def test_dockerfile_names_existing_files_and_settings() -> None:
+def test_dockerfile_names_existing_files_and_settings():
     text = (DEPLOY / "Dockerfile").read_text()
     for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         assert all((ROOT / each).exists() for each in source.split())
@@ -207,7 +202,7 @@ def test_dockerfile_names_existing_files_and_settings() -> None:
     assert {each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each} <= stages
 
 
-def test_image_contains_all_program_files(tmp_path: Path) -> None:
+def test_image_contains_all_program_files(tmp_path):
     text = (DEPLOY / "Dockerfile").read_text()
     for sources, target in re.findall(r"^COPY (.+) (\S+)$", text, re.MULTILINE):
         for source in sources.split():
@@ -234,7 +229,7 @@ bootstrap.SHIPPED.read_bytes()
 """
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source, target):
     if source.is_dir():
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     else:

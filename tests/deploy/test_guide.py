@@ -2,14 +2,11 @@
 in the environment. Folders and ports are other ones; packages are there already; each unit's own command runs in
 systemd's place."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import pytest
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-from tests.deploy.bare_machine import BareMachine, bare_machine, create_cluster, postgres, redis_server
+from tests.deploy.bare_machine import bare_machine, create_cluster, postgres, redis_server
 from tests.docs.pages import blocks
 
 GUIDE = (ROOT / "docs" / "how-to" / "deploy.md").read_text("utf-8")
@@ -26,7 +23,7 @@ UNITS = ("web", "core", "ticks", "long", "execution", "beat", "watcher", "flower
 
 
 @pytest.fixture
-def machine() -> Iterator[BareMachine]:
+def machine():
     if shutil.which("openssl") is None:
         pytest.skip("missing service: openssl")
     with bare_machine() as machine:
@@ -36,7 +33,7 @@ def machine() -> Iterator[BareMachine]:
 
 
 @pytest.mark.campaign
-def test_deploy_guide_sets_up_machine(machine: BareMachine) -> None:
+def test_deploy_guide_sets_up_machine(machine):
     todo = [block.replace(EXAMPLE, f"{EXAMPLE}\n{machine.elsewhere}") for block in blocks(GUIDE, "console")]
     *todo, check = todo
     create_cluster(machine)
@@ -53,7 +50,7 @@ def test_deploy_guide_sets_up_machine(machine: BareMachine) -> None:
         _send_an_event(machine, api_key)
 
 
-def _answers(url: str) -> bool:
+def _answers(url):
     try:
         with urllib.request.urlopen(url, timeout=3) as answer:
             return bool(answer.status == 200)
@@ -61,7 +58,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _send_an_event(machine: BareMachine, api_key: str) -> None:
+def _send_an_event(machine, api_key):
     event = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "material.downloaded", "subject": "ann"}
     headers = {
         "Authorization": f"Bearer {api_key}", "Content-Type": "application/json",
@@ -73,7 +70,7 @@ def _send_an_event(machine: BareMachine, api_key: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["deploy.md", "keep-the-data.md"])
-def test_page_marks_untested_commands(page: str) -> None:
+def test_page_marks_untested_commands(page):
     """Every block of commands is run by a test or marked as not run."""
     text = (ROOT / "docs" / "how-to" / page).read_text("utf-8")
     for match in re.finditer(r"([^\n]*\n[^\n]*\n[^\n]*)\n\n```sh\n", text):

@@ -11,13 +11,11 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -50,55 +48,55 @@ class Installation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     programs: StackUnderTest = field(init=False)
 
-    def type(self, *commands: str) -> str:
+    def type(self, *commands):
         return self.machine.run(PATHS + "".join(commands))
 
-    def start(self, *names: str) -> None:
+    def start(self, *names):
         for name in names:
             self.servers[name] = ExitStack()
             server = {"PostgreSQL": postgres, "Redis": redis_server}[name]
             self.processes[name] = self.servers[name].enter_context(server(self.machine))
 
-    def stop(self, name: str) -> None:
+    def stop(self, name):
         self.servers.pop(name).close()
 
-    def crash(self, name: str) -> None:
+    def crash(self, name):
         """End without a word to the disk. PostgreSQL gets SIGQUIT, which ends its children too."""
         self.processes[name].send_signal(signal.SIGQUIT if name == "PostgreSQL" else signal.SIGKILL)
         self.processes[name].wait(60)
         self.stop(name)
 
-    def login(self, name: str) -> str:
+    def login(self, name):
         """The password that the guide made."""
         acl = Path(self.machine.here("/etc/redis/users.acl")).read_text()
         return re.findall(rf"^user {name} on >(\S+)", acl, re.MULTILINE)[0]
 
     @property
-    def redis_url(self) -> str:
+    def redis_url(self):
         return f"redis://admin:{self.login('admin')}@127.0.0.1:{self.machine.ports['6379']}/0"
 
-    def stop_programs(self, *names: str) -> None:
+    def stop_programs(self, *names):
         """All at once: each takes seconds to end."""
         with ThreadPoolExecutor(len(names)) as many:
             list(many.map(self.programs.stack.stop, names))
 
-    def start_programs(self, *names: str) -> None:
+    def start_programs(self, *names):
         with ThreadPoolExecutor(len(names)) as many:
             list(many.map(self.programs.stack.start, names))
 
-    def send(self, kind: str, *users: str) -> None:
+    def send(self, kind, *users):
         self.programs.post_events(*(cloud_event(f"{kind}-{user}", kind, user) for user in users))
 
-    def speak(self, chat: str) -> None:
+    def speak(self, chat):
         """A customer writes in a chat, which arms its timer."""
         body = {"user_id": f"of-{chat}", "chat_id": chat, "from": "user", "kind": "message"}
         self.programs.call("POST", f"/api/v1/sessions/{chat}/activity", body)
 
-    def calls(self) -> Counter[str]:
+    def calls(self):
         """Calls of the receiver by event."""
         return Counter(call.event for call in list(self.receiver.calls))
 
-    def states(self) -> dict[str, str]:
+    def states(self):
         return dict(
             self.machine.ask(
                 "aftertouch",
@@ -106,10 +104,10 @@ class Installation:
             )
         )
 
-    def await_states(self, state: str, events: list[str]) -> None:
+    def await_states(self, state, events):
         self.programs.wait(lambda: {self.states()[each] for each in events} == {state}, f"{events} are {state}")
 
-    def rows(self) -> dict[str, tuple[int, str]]:
+    def rows(self):
         """Number and digest of the rows of each table."""
         tables = self.machine.ask(
             "aftertouch",
@@ -119,7 +117,7 @@ class Installation:
         return {name: self.machine.ask("aftertouch", digest.format(f'"{name}"'))[0] for (name,) in tables}
 
 
-def configuration(receiver: EffectReceiver) -> dict[str, Any]:
+def configuration(receiver):
     return small_matrix(
         receiver.channel(),
         {"key": "now", "trigger": "order.paid"},
@@ -130,7 +128,7 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+def installed(tmp_path_factory):
     for program in ("openssl", "redis-cli"):
         if shutil.which(program) is None:
             pytest.skip(f"missing service: {program}")
@@ -158,7 +156,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
             yield installed
 
 
-def test_restored_snapshot_keeps_armed_chat(installed: Installation) -> None:
+def test_restored_snapshot_keeps_armed_chat(installed):
     installed.stop_programs("watcher")
     installed.speak("before")
     installed.type(SNAPSHOT)
@@ -180,7 +178,7 @@ def test_restored_snapshot_keeps_armed_chat(installed: Installation) -> None:
     assert [calls for event, calls in installed.calls().items() if event.startswith("before")] == [1]
 
 
-def test_restored_database_delivers_what_waited(installed: Installation) -> None:
+def test_restored_database_delivers_what_waited(installed):
     """To the last moment nothing is repeated. To an earlier one, and from a dump, deliveries since are repeated."""
     waiting = [f"order.paid-user-{number}" for number in range(WAITING)]
     installed.send("order.paid", "ann")

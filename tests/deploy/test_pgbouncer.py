@@ -3,14 +3,10 @@
 Each transaction gets another connection than the one before. State kept on a connection is lost at once.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -18,9 +14,9 @@ import pytest
 from psycopg import sql
 
 from config.environment import environment
-from config.local.isolated import RunningStack, running_stack
+from config.local.isolated import running_stack
 from config.local.processes import select_port, wait_until
-from tests.deploy.pooler import PROGRAM, PgBouncer, run_pgbouncer
+from tests.deploy.pooler import PROGRAM, run_pgbouncer
 from tests.faults.receiver import EffectReceiver
 from tests.faults.workers import celery
 from tests.support.small_matrix import LOOK, ONE_SHOP, small_matrix
@@ -32,7 +28,7 @@ FEW = f"default_pool_size = {SERVERS}\nmin_pool_size = {SERVERS}\nserver_round_r
 RACING, OTHERS, CAP = 24, 40, 3
 
 
-def configuration(receiver: EffectReceiver) -> dict[str, Any]:
+def configuration(receiver):
     return small_matrix(
         receiver.channel(idempotent=False),
         {"key": "now", "trigger": "order.paid", "guards": {}},
@@ -58,7 +54,7 @@ call_command("create_api_key", "pooled", "--scope", "events", "--scope", "rpa")
 
 
 @pytest.fixture
-def database() -> Iterator[str]:
+def database():
     """A new one in the tests' own server."""
     url = urlsplit(environment().postgres)
     name = f"pooled_{select_port()}"
@@ -71,7 +67,7 @@ def database() -> Iterator[str]:
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="missing service: pgbouncer")
-def test_programs_behind_pgbouncer_deliver_once_and_keep_caps(database: str) -> None:
+def test_programs_behind_pgbouncer_deliver_once_and_keep_caps(database):
     env = {
         "AFTERTOUCH_PREPARE_STATEMENTS": "false", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
         "AFTERTOUCH_RPA_SLOTS": "1", "DJANGO_SETTINGS_MODULE": "config.settings.test",
@@ -131,7 +127,7 @@ assert read == {read} and prepared, (read, prepared)
 NOTHING = {"statements": 0, "cursors": 0, "temporary": 0, "locks": 0, "settings": ""}
 
 
-def _set_up(target: StackUnderTest, receiver: EffectReceiver) -> str:
+def _set_up(target, receiver):
     """Return a session of the back office. The API gets a key."""
     file = target.stack.state_dir / "configuration.yaml"
     file.write_text(json.dumps(configuration(receiver)))
@@ -141,7 +137,7 @@ def _set_up(target: StackUnderTest, receiver: EffectReceiver) -> str:
     return session
 
 
-def _post_concurrent_events(target: StackUnderTest) -> None:
+def _post_concurrent_events(target):
     """Those of one customer from many connections at once, those of others together."""
     events = [cloud_event(f"ann/{number}", "order.paid", "ann") for number in range(RACING)]
     others = [cloud_event(f"user-{number}/0", "order.paid", f"user-{number}") for number in range(OTHERS)]
@@ -149,7 +145,7 @@ def _post_concurrent_events(target: StackUnderTest) -> None:
         list(many.map(lambda batch: target.post_events(*batch), [*([event] for event in events), others]))
 
 
-def _check_deliveries_and_cap(stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver) -> None:
+def _check_deliveries_and_cap(stack, pool, receiver):
     """A touch behind three unsettled ones is deferred for a lease; nothing waits for that."""
     wanted = {"delivered": OTHERS + CAP, "planned": OTHERS + RACING, "waiting": 0}
     assert wait_until(lambda: pool.ask(JUDGED) == [wanted], WAIT_LIMIT, 0.2), stack.log("core")[-3000:]
@@ -157,13 +153,13 @@ def _check_deliveries_and_cap(stack: RunningStack, pool: PgBouncer, receiver: Ef
     assert Counter(calls) == {"ann": CAP, **{f"user-{number}": 1 for number in range(OTHERS)}}
 
 
-def _check_shared_connections(pool: PgBouncer) -> None:
+def _check_shared_connections(pool):
     assert wait_until(lambda: pool.clients() > 2 * SERVERS, WAIT_LIMIT, 0.2), pool.clients()
     assert wait_until(lambda: len(pool.servers()) == SERVERS, WAIT_LIMIT, 0.2), pool.servers()
-    found: dict[int, dict[str, Any]] = {}
+    found = {}
     with pool.connection() as one:
 
-        def met_all() -> bool:
+        def met_all():
             row = one.execute(LEFT).fetchone()
             assert row
             found[row.pop("pid")] = row
@@ -173,12 +169,12 @@ def _check_shared_connections(pool: PgBouncer) -> None:
     assert found == dict.fromkeys(found, NOTHING)
 
 
-def _check_session_pooling(stack: RunningStack, pool: PgBouncer) -> None:
+def _check_session_pooling(stack, pool):
     env = {**stack.environment, "DATABASE_URL": pool.url, "AFTERTOUCH_PREPARE_STATEMENTS": "true"}
     replace(stack, environment=env).manage("shell", "--no-imports", "-c", KEPT.format(read=OTHERS + RACING))
 
 
-def _check_lock_release(pool: PgBouncer) -> None:
+def _check_lock_release(pool):
     """Beat's, for one."""
     take = "SELECT pg_try_advisory_lock(1) AS taken"
     with pool.connection() as standby:

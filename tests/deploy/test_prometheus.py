@@ -1,7 +1,5 @@
 """A real Prometheus scrapes a web process and a node's exporter, and our queries have answers there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,17 +8,12 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
-import redis
 import yaml
-from pytest_django.live_server_helper import LiveServer
 
 from config.environment import ROOT
 from config.local.isolated import running_stack
@@ -45,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 class Prometheus:
     """Asked with `max_over_time`, one good scrape is enough: on a machine that is busy others may be late."""
 
-    def __init__(self, folder: Path, targets: list[str]) -> None:
+    def __init__(self, folder, targets):
         self.port = select_port()
         folder.mkdir()
         (folder / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 1s", RULES.read_text()))
@@ -61,7 +54,7 @@ class Prometheus:
         ]  # fmt: skip
         self.server = Server([str(shutil.which("prometheus")), *words], folder / "prometheus.log")
 
-    def ask(self, path: str, **parameters: str) -> Any:
+    def ask(self, path, **parameters):
         """The data of the answer; None while it does not answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:
@@ -70,25 +63,25 @@ class Prometheus:
         except OSError:
             return None
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
+    def query(self, expression):
         found = self.ask("query", query=expression)
         return [] if found is None else found["result"]
 
-    def await_query(self, expression: str) -> None:
+    def await_query(self, expression):
         assert wait_until(lambda: bool(self.query(expression)), WAIT_LIMIT, pause=0.2), (
             f"no answer to {expression}: {self.ask('targets')}\n{self.server.log.read_text()[-3000:]}"
         )
 
 
 @contextmanager
-def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
+def prometheus(folder, targets):
     made = Prometheus(folder, targets)
     with made.server.standing():
         yield made
 
 
 @contextmanager
-def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
+def metrics_server(environment, folder):
     """As on a node without a web process. Where it listens."""
     port = select_port()
     words = [sys.executable, str(ROOT / "manage.py"), "serve_metrics", "--port", str(port)]
@@ -97,9 +90,7 @@ def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
-def test_prometheus_scrapes_web_and_exporter_and_runs_queries(
-    live_server: LiveServer, valkey: redis.Redis, tmp_path: Path
-) -> None:
+def test_prometheus_scrapes_web_and_exporter_and_runs_queries(live_server, valkey, tmp_path):
     folder = tmp_path / "metrics"
     folder.mkdir()
     counting = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
@@ -121,20 +112,20 @@ def test_prometheus_scrapes_web_and_exporter_and_runs_queries(
             assert scraper.ask("query", query=asked) is not None, f"not taken: {asked}"
 
 
-def send_orders(stack: StackUnderTest, count: int, first_due: timedelta, apart: timedelta = timedelta(0)) -> None:
+def send_orders(stack, count, first_due, apart=timedelta(0)):
     """So many events, the touches of which fall due one after the other."""
     begin = datetime.now(UTC) + first_due
     times = ((begin + number * apart).isoformat() for number in range(count))
     stack.post_events(*(cloud_event(str(uuid4()), "order.paid", uuid4().hex[:8], time=at) for at in times))
 
 
-def firing_alert(alert: str, **labels: str) -> str:
+def firing_alert(alert, **labels):
     about = "".join(f', {name}="{value}"' for name, value in labels.items())
     return f'ALERTS{{alertname="{alert}", alertstate="firing"{about}}}'
 
 
 @pytest.mark.campaign
-def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path: Path) -> None:
+def test_alerts_fire_when_core_is_killed_and_clear_after_restart(tmp_path):
     """The alerts' durations are shortened to a second. A worker is killed: nothing consumes, a queue grows, touches are
     overdue; what the next worker then delivers is late.
     """

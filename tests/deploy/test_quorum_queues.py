@@ -1,10 +1,5 @@
 """RabbitMQ with quorum queues: everything is delivered, and due touches do not wait behind later ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from kombu import Connection
 
@@ -21,7 +16,7 @@ NODES = (
 
 
 @pytest.mark.campaign
-def test_quorum_queues_deliver_due_touches_before_waiting_ones(state_folder: Callable[[str], Path]) -> None:
+def test_quorum_queues_deliver_due_touches_before_waiting_ones(state_folder):
     own = {"platform": "pdd", "shop_id": "own", "name": "own", "dedicated_queue": True}
     folder = state_folder("quorum")
     with rabbitmq(folder) as broker:
@@ -56,7 +51,7 @@ SELECT (SELECT max(settled_at) FROM scheduling_touch t JOIN scheduling_node n ON
 """
 
 
-def _message_count_after(url: str, routing_key: str, queue: str) -> int:
+def _message_count_after(url, routing_key, queue):
     """Publish to the topic exchange and return how many messages then wait in the queue, which has no consumer."""
     with Connection(url, transport_options={"confirm_publish": True}) as connection:
         connection.default_channel.queue_purge(queue)
@@ -64,7 +59,7 @@ def _message_count_after(url: str, routing_key: str, queue: str) -> int:
         return int(connection.default_channel.queue_declare(queue, passive=True)[1])
 
 
-def _is_quorum(url: str, queue: str) -> bool:
+def _is_quorum(url, queue):
     """A queue may be declared again only as what it is."""
     with Connection(url) as connection:
         try:

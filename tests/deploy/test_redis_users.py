@@ -1,19 +1,15 @@
 """Every program as its own Redis user: all of it works, and the server has denied nothing."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-import psutil  # type: ignore[import-untyped,unused-ignore]
+import psutil
 import pytest
 import redis
 import yaml
@@ -56,7 +52,7 @@ Alert.objects.create(condition="failed", subject="touch", since=old, value=1, me
 class AclRedis:
     """A Redis that knows only the users of the file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.port = select_port()
         acl = folder / "users.acl"
         lines = [line for line in USERS.read_text().splitlines() if line.startswith("user ")]
@@ -65,16 +61,16 @@ class AclRedis:
         words = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         self.server = Server([*words, *KEEPS_MARK, "--aclfile", str(acl)], folder / "redis.log")
 
-    def url(self, user: str) -> str:
+    def url(self, user):
         return f"redis://{user}:{SECRET}@127.0.0.1:{self.port}/0"
 
-    def denied(self) -> list[Any]:
+    def denied(self):
         with redis.Redis.from_url(self.url("admin")) as client:
             return [
                 {name: row[name] for name in ("username", "reason", "context", "object")} for row in client.acl_log()
             ]
 
-    def answers(self) -> bool:
+    def answers(self):
         try:
             with redis.Redis.from_url(self.url("admin"), socket_timeout=1) as client:
                 return bool(client.ping())
@@ -83,7 +79,7 @@ class AclRedis:
 
 
 @pytest.fixture(scope="module")
-def acl_redis() -> Iterator[AclRedis]:
+def acl_redis():
     with tempfile.TemporaryDirectory(prefix="acl-", ignore_cleanup_errors=True) as name:
         made = AclRedis(Path(name))
         with made.server.standing(made.answers):
@@ -91,7 +87,7 @@ def acl_redis() -> Iterator[AclRedis]:
 
 
 @contextmanager
-def _composed_redis(folder: Path, password: str) -> Iterator[int]:
+def _composed_redis(folder, password):
     """Redis as the composed service starts it. PATH has the server only: the script can run no other command."""
     (folder / "bin").mkdir()
     (folder / "bin" / "redis-server").symlink_to(shutil.which("redis-server") or server_binary())
@@ -102,7 +98,7 @@ def _composed_redis(folder: Path, password: str) -> Iterator[int]:
     env = {"PATH": str(folder / "bin"), "TMPDIR": str(folder), "REDISCLI_AUTH": password}
     server = Server(["/bin/sh", *words[1:], "--port", str(port), "--dir", str(folder)], folder / "redis.log", env)
 
-    def answers() -> bool:
+    def answers():
         try:
             with redis.Redis(port=port, username="web", password=password, socket_timeout=1) as client:
                 return bool(client.ping())
@@ -116,7 +112,7 @@ def _composed_redis(folder: Path, password: str) -> Iterator[int]:
         yield port
 
 
-def test_composed_redis_loads_users_and_hides_password(tmp_path: Path) -> None:
+def test_composed_redis_loads_users_and_hides_password(tmp_path):
     password = "0a1b2c3d" * 4
     with _composed_redis(tmp_path, password) as port:
         assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
@@ -132,7 +128,7 @@ def test_composed_redis_loads_users_and_hides_password(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("password", ["", "two words", "a@b", "a>b"])
-def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_path: Path) -> None:
+def test_composed_redis_with_unfit_password_refuses_start(password, tmp_path):
     words = ["/bin/sh", str(USERS.with_name("with_users.sh")), "/bin/true"]
     env = {"TMPDIR": str(tmp_path), "REDISCLI_AUTH": password}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=WAIT_LIMIT)
@@ -142,16 +138,14 @@ def test_composed_redis_with_unfit_password_refuses_start(password: str, tmp_pat
 
 
 @pytest.mark.campaign
-def test_programs_work_with_own_redis_users_without_denials(
-    acl_redis: AclRedis, state_folder: Callable[[str], Path]
-) -> None:
+def test_programs_work_with_own_redis_users_without_denials(acl_redis, state_folder):
     with redis.Redis.from_url(acl_redis.url("admin")) as client:
         client.acl_log_reset()  # other tests were denied what they tried
     with ExitStack() as running:
         env = {"REDIS_URL": acl_redis.url("web"), "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
         stack = running.enter_context(run_stack(state_folder("acl-stack"), ["web"], env))
 
-        def as_user(user: str) -> dict[str, str]:
+        def as_user(user):
             login = {"REDIS_URL": acl_redis.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
             return {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir), **login}
 
@@ -179,7 +173,7 @@ def test_programs_work_with_own_redis_users_without_denials(
         assert acl_redis.denied() == []
 
 
-def _check_touch_silence_and_job(target: StackUnderTest) -> None:
+def _check_touch_silence_and_job(target):
     target.create_api_key("events", "sessions", "rpa")
     target.post_events(cloud_event("1", "order.paid", "ann"))
     frame = {"user_id": "bob", "chat_id": "c1", "from": "user", "kind": "message"}
@@ -194,10 +188,10 @@ def _check_touch_silence_and_job(target: StackUnderTest) -> None:
         "an alert": "SELECT EXISTS (SELECT FROM scheduling_alertreceiver WHERE problem LIKE 'connect%%')",
     }
     for what, statement in ends.items():
-        target.wait(lambda statement=statement: target.sql(statement) == [(True,)], f"{what} ends")  # type: ignore[misc]
+        target.wait(lambda statement=statement: target.sql(statement) == [(True,)], f"{what} ends")
 
 
-def _flower(port: str) -> str:
+def _flower(port):
     request = urllib.request.Request(f"http://127.0.0.1:{port}/workers?json=1")
     request.add_header("Authorization", "Basic " + base64.b64encode(b"ops:ops").decode())
     try:
@@ -208,7 +202,7 @@ def _flower(port: str) -> str:
 
 
 @pytest.mark.parametrize("user", ["web", "core", "execution", "watcher", "beat", "flower"])
-def test_redis_user_lacks_dangerous_commands(user: str, acl_redis: AclRedis) -> None:
+def test_redis_user_lacks_dangerous_commands(user, acl_redis):
     with redis.Redis.from_url(acl_redis.url(user)) as client:
         for words in (
             "FLUSHALL",
@@ -225,7 +219,7 @@ def test_redis_user_lacks_dangerous_commands(user: str, acl_redis: AclRedis) -> 
                 client.execute_command(*words.split())
 
 
-def test_execution_user_reports_and_reaches_no_other_key(acl_redis: AclRedis) -> None:
+def test_execution_user_reports_and_reaches_no_other_key(acl_redis):
     with redis.Redis.from_url(acl_redis.url("execution")) as client:
         client.hset(WORKER_REPORTS, "execution@a high", "{}")
         client.hdel(WORKER_REPORTS, "execution@a high")
@@ -233,6 +227,6 @@ def test_execution_user_reports_and_reaches_no_other_key(acl_redis: AclRedis) ->
             client.get("at:complaints")
 
 
-def test_redis_without_login_refuses_client(acl_redis: AclRedis) -> None:
+def test_redis_without_login_refuses_client(acl_redis):
     with redis.Redis(port=acl_redis.port) as client, pytest.raises(redis.AuthenticationError):
         client.ping()

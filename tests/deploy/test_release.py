@@ -1,13 +1,9 @@
 """`make release` refuses a version that its changelog, images or tag contradict."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +13,7 @@ GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.com", "-c",
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Path:
+def release(tmp_path):
     """A repository whose version 1.2.3 is ready for release."""
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-11-22\n")
@@ -28,19 +24,19 @@ def release(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def commit_all(repository: Path) -> None:
+def commit_all(repository):
     subprocess.run([*GIT, "add", "-A"], cwd=repository, check=True)
     subprocess.run([*GIT, "commit", "-qm", "change"], cwd=repository, check=True)
 
 
-def check(repository: Path) -> subprocess.CompletedProcess[str]:
+def check(repository):
     return subprocess.run(
         [ROOT / ".ci/check-release"], cwd=repository, capture_output=True, text=True, check=False, timeout=180
     )
 
 
-def replace(file: str, old: str, new: str) -> Callable[[Path], None]:
-    def change(repository: Path) -> None:
+def replace(file, old, new):
+    def change(repository):
         path = repository / file
         path.write_text(path.read_text().replace(old, new))
         commit_all(repository)
@@ -48,13 +44,13 @@ def replace(file: str, old: str, new: str) -> Callable[[Path], None]:
     return change
 
 
-def tag_and_commit(repository: Path) -> None:
+def tag_and_commit(repository):
     subprocess.run([*GIT, "tag", "v1.2.3"], cwd=repository, check=True)
     (repository / "later").touch()
     commit_all(repository)
 
 
-def test_release_of_consistent_version_passes(release: Path) -> None:
+def test_release_of_consistent_version_passes(release):
     before = check(release)
     assert (before.returncode, "git tag -a v1.2.3" in before.stdout) == (0, True), before.stderr
     subprocess.run([*GIT, "tag", "v1.2.3"], cwd=release, check=True)
@@ -72,14 +68,14 @@ def test_release_of_consistent_version_passes(release: Path) -> None:
         (lambda repository: (repository / "new").touch(), "uncommitted"),
     ],
 )
-def test_release_with_contradiction_names_it(release: Path, change: Callable[[Path], None], named: str) -> None:
+def test_release_with_contradiction_names_it(release, change, named):
     change(release)
     refused = check(release)
     assert refused.returncode == 1
     assert named in refused.stderr
 
 
-def test_version_changelog_and_images_of_this_repository_agree(tmp_path: Path) -> None:
+def test_version_changelog_and_images_of_this_repository_agree(tmp_path):
     """In a copy: neither tags nor uncommitted changes of the working tree count."""
     for name in ("pyproject.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
@@ -95,5 +91,5 @@ def test_version_changelog_and_images_of_this_repository_agree(tmp_path: Path) -
     assert sections[1].startswith(f"## [{project_version()}] - ")
 
 
-def project_version() -> str:
+def project_version():
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])

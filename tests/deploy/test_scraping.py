@@ -1,16 +1,12 @@
 """The documented scrape targets are served by the documented programs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import redis
 import requests
 import yaml
 
@@ -26,16 +22,15 @@ OF_THE_HOUSE = ("aftertouch_touches_oldest_overdue_seconds ", 'celery_queue_leng
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
 
 
-def documented_targets() -> list[str]:
+def documented_targets():
     """Return the documented scrape targets."""
     (block,) = re.findall(r"^```yaml\n(scrape_configs:.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (job,) = yaml.safe_load(block)["scrape_configs"]
     assert set(job) == {"job_name", "static_configs"}, "with a path or a scheme of its own, ask as it says"
-    targets: list[str] = [target for each in job["static_configs"] for target in each["targets"]]
-    return targets
+    return [target for each in job["static_configs"] for target in each["targets"]]
 
 
-def read_series(address: str, host: str) -> str | None:
+def read_series(address, host):
     """Return what the target exports; None while it does not answer."""
     try:
         told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=WAIT_LIMIT)
@@ -45,14 +40,14 @@ def read_series(address: str, host: str) -> str | None:
     return told.text
 
 
-def has_series(address: str, host: str, *series: str) -> bool:
+def has_series(address, host, *series):
     """Return whether the target exports lines with these starts. On a slow machine a source may be missing once."""
     text = read_series(address, host)
     return text is not None and all(f"\n{each}" in text for each in series)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_metrics_unit_serves_listed_targets_and_the_watcher_of_its_node(tmp_path: Path, valkey: redis.Redis) -> None:
+def test_metrics_unit_serves_listed_targets_and_the_watcher_of_its_node(tmp_path, valkey):
     """On an address of this machine that nothing else listens on, as it would on one that others reach."""
     one, two, three = uuid4().bytes[:3]
     here = f"127.{one}.{two}.{three % 254 + 1}"
@@ -78,14 +73,14 @@ def test_metrics_unit_serves_listed_targets_and_the_watcher_of_its_node(tmp_path
             counted = wait_until(lambda: has_series(address, target, *of_watcher), WAIT_LIMIT, pause=0.2)
             assert counted, watcher.log.read_text()
 
-        def forgets_the_watcher() -> bool:
+        def forgets_the_watcher():
             text = read_series(address, target) or ""
             return OF_THE_HOUSE[0] in text and build not in text and 'watcher"}' not in text
 
         assert wait_until(forgets_the_watcher, WAIT_LIMIT, pause=0.2), read_series(address, target)
 
 
-def test_example_environment_serves_metrics_on_loopback() -> None:
+def test_example_environment_serves_metrics_on_loopback():
     assert (
         read_example()["AFTERTOUCH_METRICS_ADDRESS"] == Environment.model_fields["aftertouch_metrics_address"].default
     )

@@ -1,13 +1,10 @@
 """The units as systemd reads them. They are checked, not run: that needs a machine of its own."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import sys
 from configparser import RawConfigParser
-from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
@@ -31,16 +28,16 @@ needs_systemd = pytest.mark.skipif(not ANALYZE, reason="missing service: systemd
 class Unit(RawConfigParser):
     """Keys may come more than once, and are case-sensitive."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__(strict=False, delimiters=("=",), interpolation=None)
         self.read(UNITS / name)
 
-    def optionxform(self, optionstr: str) -> str:
+    def optionxform(self, optionstr):
         return optionstr
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path):
     """The units as they would be if this checkout lay in /opt/aftertouch: systemd looks whether programs exist."""
     for path in UNITS.glob("aftertouch*"):
         text = path.read_text().replace("/opt/aftertouch/.venv/bin/python", sys.executable)
@@ -50,7 +47,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 @needs_systemd
-def test_systemd_verify_reports_no_problem(installed: Path) -> None:
+def test_systemd_verify_reports_no_problem(installed):
     units = sorted(str(path) for path in installed.iterdir())
     assert len(units) == len(SERVICES) + 1
     said = subprocess.run([str(ANALYZE), "verify", "--man=no", *units], capture_output=True, text=True)
@@ -59,7 +56,7 @@ def test_systemd_verify_reports_no_problem(installed: Path) -> None:
 
 @needs_systemd
 @each_row("name", SERVICES)
-def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
+def test_systemd_exposure_is_below_limit(name, installed):
     unit = installed / name.replace("@.", "@touch.high.")
     limit = EXPOSED_AT_MOST.get(name, 15)
     words = [str(ANALYZE), "security", "--offline=true", f"--threshold={limit}", "--no-pager", str(unit)]
@@ -68,7 +65,7 @@ def test_systemd_exposure_is_below_limit(name: str, installed: Path) -> None:
 
 
 @each_row("name", SERVICES)
-def test_unit_has_what_all_units_need(name: str) -> None:
+def test_unit_has_what_all_units_need(name):
     service = Unit(name)["Service"]
     assert (service["Restart"], service["KillMode"], service["User"]) == ("always", "mixed", "aftertouch")
     assert Unit(name)["Unit"]["StartLimitIntervalSec"] == "0"
@@ -82,12 +79,12 @@ def test_unit_has_what_all_units_need(name: str) -> None:
     assert read_example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
 
 
-def test_execution_unit_prefetches_one_message_per_slot() -> None:
+def test_execution_unit_prefetches_one_message_per_slot():
     """The setting for quorum queues is made for touches."""
     assert "--prefetch-multiplier=2" in Unit("aftertouch-execution.service")["Service"]["ExecStart"]
 
 
-def test_stop_timeouts_of_units_exceed_the_longest_work() -> None:
+def test_stop_timeouts_of_units_exceed_the_longest_work():
     core = int(Unit("aftertouch-core.service")["Service"]["TimeoutStopSec"])
     assert core > BATCH_DEADLINE.total_seconds() + CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
 
@@ -96,8 +93,8 @@ def test_stop_timeouts_of_units_exceed_the_longest_work() -> None:
     assert int(Unit("aftertouch-execution.service")["Service"]["TimeoutStopSec"]) > ended + STOP_TIME_LIMIT
 
 
-def test_units_consume_all_queues() -> None:
-    def queues(name: str) -> tuple[str, ...]:
+def test_units_consume_all_queues():
+    def queues(name):
         found = re.search(r"-Q (\S+)", Unit(name)["Service"]["ExecStart"])
         assert found
         return tuple(found[1].split(","))
@@ -107,13 +104,13 @@ def test_units_consume_all_queues() -> None:
     assert queues("aftertouch-execution.service") == RPA_QUEUES
 
 
-def test_local_stack_programs_have_units() -> None:
+def test_local_stack_programs_have_units():
     from config.local.stack import PROGRAMS
 
     assert {f"aftertouch-{program.name}.service" for program in PROGRAMS} <= set(SERVICES)
 
 
-def test_example_environment_names_only_known_settings() -> None:
+def test_example_environment_names_only_known_settings():
     known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE", "FLOWER_BASIC_AUTH"}
     assert set(read_example()) | set(read_example("keys.example")) <= known
     texts = {unit: (UNITS / unit).read_text() for unit in SERVICES}
@@ -126,7 +123,7 @@ def test_example_environment_names_only_known_settings() -> None:
     assert unset == set(), "a unit expands what neither its environment nor the unit itself sets to nothing"
 
 
-def test_example_environment_with_secrets_passes_deploy_checks(tmp_path: Path) -> None:
+def test_example_environment_with_secrets_passes_deploy_checks(tmp_path):
     filled = read_example() | {
         "DJANGO_SECRET_KEY": "k" * 20 + "0123456789" * 4 + "!",
         "AFTERTOUCH_SECRETS_KEYS": Fernet.generate_key().decode(),
@@ -137,7 +134,7 @@ def test_example_environment_with_secrets_passes_deploy_checks(tmp_path: Path) -
     assert said.returncode == 0, said.stderr
 
 
-def test_execution_unit_reads_no_keys() -> None:
+def test_execution_unit_reads_no_keys():
     """Keys are in one file, which all other units read; that of the metrics also starts without it."""
     assert set(read_example("keys.example")) == {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
     assert not set(read_example("keys.example")) & set(read_example())
@@ -151,7 +148,7 @@ def test_execution_unit_reads_no_keys() -> None:
     assert Unit("aftertouch-execution.service")["Service"]["Environment"] == "AFTERTOUCH_ROLE=execution"
 
 
-def test_execution_unit_allows_namespaces_for_bubblewrap() -> None:
+def test_execution_unit_allows_namespaces_for_bubblewrap():
     """It needs five kinds of namespaces, and a /proc of which nothing is covered."""
     service = Unit("aftertouch-execution.service")["Service"]
     assert {"user", "pid", "mnt", "ipc"} <= set(service["RestrictNamespaces"].split())
@@ -159,6 +156,6 @@ def test_execution_unit_allows_namespaces_for_bubblewrap() -> None:
         assert covers not in service, covers
 
 
-def read_example(name: str = "environment.example") -> dict[str, str]:
+def read_example(name="environment.example"):
     lines = (UNITS / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

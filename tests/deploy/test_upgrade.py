@@ -4,12 +4,7 @@
 and misses a column that is NOT NULL where another one in the same migration has a default.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib.postgres.operations import AddIndexConcurrently
@@ -23,9 +18,9 @@ from config.local.processes import wait_until
 from scheduling.sql import is_lock_timeout
 from tests.deploy.additive_migrations import LOCK_TIMEOUT, list_later_migrations, list_objections
 from tests.deploy.machine import UNITS
-from tests.deploy.previous_version import EarlierVersion, check_out
-from tests.deploy.two_machines import Jobs, TwoMachines, run_two_machines
-from tests.faults.fault_stack import Run, faults
+from tests.deploy.previous_version import check_out
+from tests.deploy.two_machines import Jobs, run_two_machines
+from tests.faults.fault_stack import faults
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
 
@@ -41,10 +36,10 @@ FIRST = {
     "sessions": "0001_initial",
 }
 #: By the name that the test gives an operation, why programs of the version before do not miss anything, or wait.
-GRANTED: dict[str, str] = {}
+GRANTED = {}
 
 
-def test_migrations_since_initial_raise_no_objections() -> None:
+def test_migrations_since_initial_raise_no_objections():
     found = {
         name: why
         for migration, before in list_later_migrations(FIRST)
@@ -54,29 +49,29 @@ def test_migrations_since_initial_raise_no_objections() -> None:
     assert set(GRANTED) <= set(found), "granted, and nowhere done"
 
 
-def test_later_than_yields_only_migrations_after_the_base() -> None:
+def test_later_than_yields_only_migrations_after_the_base():
     judged = [(each.app_label, each.name) for each, _ in list_later_migrations({**FIRST, "admin": "0001_initial"})]
     assert ("admin", "0002_logentry_remove_auto_add") in judged
     assert not {(app, name) for app, name in FIRST.items() if app != "admin"} & set(judged)
 
 
-def next_migration(*operations: Any, atomic: bool = True) -> migrations.Migration:
+def next_migration(*operations, atomic=True):
     migration = migrations.Migration("9999_next", "scheduling")
     migration.operations, migration.atomic = list(operations), atomic
     return migration
 
 
-def objections_to(*operations: Any, atomic: bool = True) -> str:
+def objections_to(*operations, atomic=True):
     """Return the objections to these operations after all that exist, under "scheduling"."""
     migration = next_migration(*([LIMIT] if atomic else []), *operations, atomic=atomic)
     return " | ".join(why for _, why in list_objections(migration, MigrationLoader(None).project_state()))
 
 
-def added(field: Any) -> Any:
+def added(field):
     return migrations.AddField("event", "shade", field)
 
 
-def altered(name: str, field: Any) -> Any:
+def altered(name, field):
     return migrations.AlterField("event", name, field)
 
 
@@ -120,7 +115,7 @@ UNKNOWN = "not known to be harmless"
         (migrations.SeparateDatabaseAndState([migrations.RemoveField("event", "trace_id")], []), UNKNOWN),
     ],
 )  # fmt: skip
-def test_objections_to_incompatible_operation_name_the_reason(operation: Any, why: str) -> None:
+def test_objections_to_incompatible_operation_name_the_reason(operation, why):
     assert why in objections_to(operation)
 
 
@@ -138,17 +133,17 @@ def test_objections_to_incompatible_operation_name_the_reason(operation: Any, wh
         migrations.SeparateDatabaseAndState([], [migrations.RemoveField("event", "trace_id")]),
     ],
 )
-def test_objections_to_compatible_operation_are_empty(operation: Any) -> None:
+def test_objections_to_compatible_operation_are_empty(operation):
     assert objections_to(operation) == ""
 
 
-def test_objections_ignore_table_of_the_same_migration() -> None:
+def test_objections_ignore_table_of_the_same_migration():
     indexed = migrations.AddIndex("shade", models.Index(fields=["tone"], name="shade_tone"))
     assert objections_to(TABLE, migrations.AddConstraint("shade", POSITIVE), indexed) == ""
     assert objections_to(TABLE, migrations.AddConstraint("event", POSITIVE)).startswith(UNKNOWN)
 
 
-def test_objections_to_index_on_used_table_require_concurrently() -> None:
+def test_objections_to_index_on_used_table_require_concurrently():
     sql = ["DROP INDEX CONCURRENTLY IF EXISTS a", "CREATE UNIQUE INDEX CONCURRENTLY a ON scheduling_event (type)"]
     assert objections_to(AddIndexConcurrently("event", BY_TYPE), migrations.RunSQL(sql), atomic=False) == ""
     assert UNKNOWN in objections_to(
@@ -156,7 +151,7 @@ def test_objections_to_index_on_used_table_require_concurrently() -> None:
     )
 
 
-def test_objections_name_migration_without_lock_timeout() -> None:
+def test_objections_name_migration_without_lock_timeout():
     migration = next_migration(added(models.IntegerField(null=True)), LIMIT)
     assert [name for name, _ in list_objections(migration, MigrationLoader(None).project_state())] == [
         "scheduling.9999_next"
@@ -164,10 +159,10 @@ def test_objections_name_migration_without_lock_timeout() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_migration_of_locked_table_times_out_and_applies_later() -> None:
+def test_migration_of_locked_table_times_out_and_applies_later():
     migration = next_migration(LIMIT, added(models.IntegerField(null=True)))
 
-    def apply() -> bool:
+    def apply():
         try:
             with connection.schema_editor() as editor:
                 migration.apply(MigrationLoader(None).project_state(), editor)
@@ -195,9 +190,7 @@ RATE = 4.0  #: events a second on each machine
 
 
 @pytest.mark.campaign
-def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
-    state_folder: Callable[[str], Path], report_line: Callable[[str], None]
-) -> None:
+def test_rolling_upgrade_and_rollback_under_load_lose_nothing(state_folder, report_line):
     """Upgrade from the version before the newest migration. Events arrive on both machines, jobs on the first."""
     earlier = check_out(state_folder("earlier") / "tree")
     with run_two_machines(state_folder("fleet"), earlier.tree, ROOT) as both:
@@ -215,7 +208,7 @@ def test_rolling_upgrade_and_rollback_under_load_lose_nothing(
     assert problems == []
 
 
-def upgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> tuple[float, float]:
+def upgrade(both, run, earlier):
     """The tables first; then a new machine beside the old one, under either's beat; then the old one."""
     run.send_load(10)
     figures = both.migrate(run)
@@ -232,7 +225,7 @@ def upgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> tuple[float
     return figures
 
 
-def downgrade(both: TwoMachines, run: Run, earlier: EarlierVersion) -> None:
+def downgrade(both, run, earlier):
     """The old version again, on tables that it does not know."""
     run.inject_fault()
     both.old.stop("web")

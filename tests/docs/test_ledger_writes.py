@@ -1,7 +1,5 @@
 """Only the ledgers lock, insert, change or delete rows of touches and jobs."""
 
-from __future__ import annotations
-
 import re
 
 from config.environment import ROOT
@@ -17,7 +15,7 @@ WRITES = re.compile(
 )
 
 
-def test_only_ledgers_write_touch_and_job_rows() -> None:
+def test_only_ledgers_write_touch_and_job_rows():
     outside, of_ledgers = [], 0
     for app in PRODUCT:
         for path in sorted((ROOT / app).rglob("*.py")):

@@ -1,21 +1,18 @@
 """Links inside the repository lead somewhere, and what they name is under version control's eye."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from config.environment import ROOT
 from tests.docs.pages import anchors, images, links, name, pages
 
 
-def test_relative_link_targets_exist() -> None:
+def test_relative_link_targets_exist():
     broken = [f"{name(page)}: {target}" for page in pages() for target in links(page.read_text("utf-8"))
               if not leads_somewhere(page, target)]  # fmt: skip
     assert broken == []
 
 
-def leads_somewhere(page: Path, target: str) -> bool:
+def leads_somewhere(page, target):
     if "://" in target or target.startswith("mailto:"):
         return True
     file, _, anchor = target.partition("#")
@@ -25,22 +22,22 @@ def leads_somewhere(page: Path, target: str) -> bool:
     return not anchor or there.suffix != ".md" or anchor in anchors(there.read_text("utf-8"))
 
 
-def test_picture_files_exist() -> None:
+def test_picture_files_exist():
     shown = [(page, target) for page in pages() for target in images(page.read_text("utf-8"))]
     assert len(shown) > 10
     assert [f"{name(page)}: {target}" for page, target in shown if not is_picture(page.parent / target)] == []
 
 
-def is_picture(path: Path) -> bool:
+def is_picture(path):
     return path.exists() and path.stat().st_size > 1_000
 
 
-def test_every_screenshot_is_used_in_a_page() -> None:
+def test_every_screenshot_is_used_in_a_page():
     shown = {(page.parent / target).resolve() for page in pages() for target in images(page.read_text("utf-8"))}
     assert sorted(path.name for path in set((ROOT / "docs/screenshots").iterdir()) - shown) == []
 
 
-def test_index_links_every_page() -> None:
+def test_index_links_every_page():
     """Decisions are found by their folder."""
     index = ROOT / "docs/README.md"
     led = {(index.parent / target.partition("#")[0]).resolve() for target in links(index.read_text("utf-8"))}
@@ -48,7 +45,7 @@ def test_index_links_every_page() -> None:
     assert [name(page) for page in lost if page != index] == []
 
 
-def test_named_test_files_exist() -> None:
+def test_named_test_files_exist():
     """Tests move; a page that names one as proof must follow."""
     named = [
         (page, path)
@@ -58,7 +55,7 @@ def test_named_test_files_exist() -> None:
     assert [f"{name(page)}: {path}" for page, path in named if not (ROOT / path).exists()] == []
 
 
-def test_code_map_names_are_defined_in_their_modules() -> None:
+def test_code_map_names_are_defined_in_their_modules():
     """A function moves or is renamed; its row must follow."""
     page = ROOT / "docs/reference/code-map.md"
     rows = re.findall(r"\]\(([\w./]+)\)((?: `\w+`)+)", page.read_text("utf-8"))

@@ -1,10 +1,7 @@
 """Tests use the public names of the product."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from config.environment import ROOT
@@ -15,7 +12,7 @@ MAY_BE = re.compile(r"import .*\b_|^ +(\w+, )*_\w+(, \w+)*,?$|(setattr|delattr|o
 PRIVATE = re.compile(r"(?:[\w.]+\.)?_[a-z]\w*|_[A-Z]\w*")
 
 
-def find_private_uses(tree: ast.Module) -> Iterator[str]:
+def find_private_uses(tree):
     """Yield the private names that are imported from the product or replaced by `setattr`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PRODUCT:
@@ -25,7 +22,7 @@ def find_private_uses(tree: ast.Module) -> Iterator[str]:
             yield from (each for each in words if isinstance(each, str) and PRIVATE.fullmatch(each))
 
 
-def test_tests_neither_import_nor_replace_private_names() -> None:
+def test_tests_neither_import_nor_replace_private_names():
     found = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         text = path.read_text("utf-8")

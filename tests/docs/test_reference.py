@@ -1,11 +1,8 @@
 """The reference agrees with the code, is complete, and is in plain words."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -24,21 +21,21 @@ API = ROOT / "docs/reference/api.md"
 
 
 @cache
-def built_pages() -> dict[Path, str]:
+def built_pages():
     return build_pages()
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
-def test_reference_tables_match_the_code(path: Path) -> None:
+def test_reference_tables_match_the_code(path):
     assert path.read_text("utf-8") == built_pages()[path], "run python -m config.reference, say what new rows are for"
 
 
 @pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
-def test_reference_rows_have_a_description(path: Path) -> None:
+def test_reference_rows_have_a_description(path):
     assert re.findall(r"^\| (\S+) \|.*\| \|$", path.read_text("utf-8"), re.MULTILINE) == []
 
 
-def test_settings_page_lists_directly_read_variables() -> None:
+def test_settings_page_lists_directly_read_variables():
     """Environment variables read elsewhere: the state directory's own name, and those that flows get."""
     told = SETTINGS.read_text("utf-8")
     read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\s*\"([A-Z_]+)\"")
@@ -51,7 +48,7 @@ def test_settings_page_lists_directly_read_variables() -> None:
     assert [name for name in sorted(found) if f"`{name}`" not in told] == []
 
 
-def test_duration_setting_accepts_documented_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duration_setting_accepts_documented_formats(monkeypatch):
     for value in ("04:00:00", "P14D", "PT4H"):
         monkeypatch.setenv("AFTERTOUCH_RPA_EVIDENCE_KEPT", value)
         assert Environment().aftertouch_rpa_evidence_kept >= timedelta(hours=4)
@@ -61,11 +58,11 @@ def test_duration_setting_accepts_documented_formats(monkeypatch: pytest.MonkeyP
             Environment()
 
 
-def test_config_page_has_a_heading_per_section() -> None:
+def test_config_page_has_a_heading_per_section():
     assert set(sections()) <= anchors(CONFIG_FILE.read_text("utf-8"))
 
 
-def test_page_of_rpa_programs_names_every_placeholder_member_and_code() -> None:
+def test_page_of_rpa_programs_names_every_placeholder_member_and_code():
     page = (ROOT / "docs/how-to/use-your-own-rpa-program.md").read_text("utf-8")
     named = set(re.findall(r"`\{(\w+)\}`", "".join(row[0] for row in table(page, "## 1. What your program receives"))))
     assert named == set(PLACEHOLDERS)

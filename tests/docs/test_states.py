@@ -1,12 +1,8 @@
 """The drawings of the states show what the ledger does: every move is tried from every state, on real rows."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,20 +17,18 @@ from scheduling.ids import new_id
 from scheduling.ledger.new_touches import insert_retry
 from scheduling.ledger.touches import touch_ledger
 from scheduling.ledger.transitions import Claim, Settlement
-from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
+from scheduling.models import FailedTask, Touch, TouchState
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
 from scheduling.policy.guards import GuardVerdict
 from tests.support.claims import claim_touches
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
-Arrow = tuple[str, str]
 LEASE = timedelta(seconds=45)
 SOON = timedelta(seconds=30)
 pytestmark = pytest.mark.django_db
 
 
-def read_drawing(title: str) -> tuple[set[Arrow], set[str]]:
+def read_drawing(title):
     """Return the arrows and the ends that docs/explanation/states.md draws for a touch, a job or a failed task."""
     page = (ROOT / "docs" / "explanation" / "states.md").read_text("utf-8")
     drawing = page.partition(f"\n## {title}\n")[2].partition("```mermaid\n")[2].partition("```")[0]
@@ -42,7 +36,7 @@ def read_drawing(title: str) -> tuple[set[Arrow], set[str]]:
     return set(arrows), set(re.findall(r"^ +(\w+) --> \[\*\]", drawing, re.MULTILINE))
 
 
-def set_state(model: type[LedgerRow], task_id: UUID, state: str) -> None:
+def set_state(model, task_id, state):
     """In this state, as the ledger would have left it, with a lease that has run out."""
     leased = state == "running" or (state == "queued" and model is Touch)
     dispatched = {"queued_at": None} if model is Touch else {}
@@ -53,7 +47,7 @@ def set_state(model: type[LedgerRow], task_id: UUID, state: str) -> None:
     )  # fmt: skip
 
 
-def touch_moves(task_id: UUID) -> list[Callable[[], object]]:
+def touch_moves(task_id):
     """Return every operation on a touch but its ends."""
     return [
         lambda: touch_ledger.dispatch_due(horizon=SOON),
@@ -66,7 +60,7 @@ def touch_moves(task_id: UUID) -> list[Callable[[], object]]:
     ]
 
 
-def job_moves(task_id: UUID) -> list[Callable[[], object]]:
+def job_moves(task_id):
     """Return every operation on a job but its ends."""
     return [
         lambda: job_ledger.dispatch_due(horizon=SOON),
@@ -76,10 +70,7 @@ def job_moves(task_id: UUID) -> list[Callable[[], object]]:
     ]
 
 
-def collect_moves(
-    settle: Callable[[Claim, Settlement], object], model: Any, task_id: UUID, states: list[str],
-    acts: list[Callable[[], object]],
-) -> set[Arrow]:  # fmt: skip
+def collect_moves(settle, model, task_id, states, acts):
     """The arrows of all moves from all states."""
     ends = [state for state in states if state not in ("queued", "running")]
     settles = [partial(settle, Claim(task_id, 7), Settlement(state, due_at=now())) for state in ends]
@@ -94,7 +85,7 @@ def collect_moves(
 
 
 @pytest.fixture
-def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> UUID:
+def touch(matrix, record_event):
     matrix.node()
     (task_id,) = record_event().task_ids
     assert isinstance(task_id, UUID)
@@ -102,30 +93,30 @@ def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> UUID:
 
 
 @pytest.fixture
-def job(db: None) -> UUID:
+def job(db):
     platform = Platform.objects.create(key="pdd")
     shop = Shop.objects.create(platform=platform, shop_id="s1")
     flow = Flow.objects.create(platform=platform, task_type="sync", command=["true", "{param}"], needs_browser=False)
     return Job.objects.create(shop=shop, flow=flow, due_at=now(), planned_at=now()).task_id
 
 
-def test_touch_moves_match_the_drawing(touch: UUID) -> None:
+def test_touch_moves_match_the_drawing(touch):
     ends = set(TouchState.values) - {"scheduled", "queued", "running"}
 
-    def settle(claim: Claim, settlement: Settlement) -> object:
+    def settle(claim, settlement):
         return touch_ledger.settle({claim: settlement})
 
     found = collect_moves(settle, Touch, touch, TouchState.values, touch_moves(touch))
     assert read_drawing("A touch") == (found, ends)
 
 
-def test_job_moves_match_the_drawing(job: UUID) -> None:
+def test_job_moves_match_the_drawing(job):
     ends = set(JobState.values) - {"scheduled", "queued", "running"}
     found = collect_moves(job_ledger.settle, Job, job, JobState.values, job_moves(job))
     assert read_drawing("A job") == (found, ends)
 
 
-def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
+def test_write_decisions_moves_match_the_drawing(touch):
     """A claim and what follows from it, in one write: queued → running → its end."""
     arrows, _ends = read_drawing("A touch")
     for state in ("running", *(after for before, after in arrows if before == "running")):
@@ -136,7 +127,7 @@ def test_write_decisions_moves_match_the_drawing(touch: UUID) -> None:
         assert (row.state, row.lease_no) == (state, 8)
 
 
-def act_on(row: FailedTask, act: Callable[[UUID, Actor], object]) -> str:
+def act_on(row, act):
     try:
         with transaction.atomic():
             act(row.pk, Actor("ann", reason="test"))
@@ -145,7 +136,7 @@ def act_on(row: FailedTask, act: Callable[[UUID, Actor], object]) -> str:
     return str(FailedTask.objects.get(pk=row.pk).state)
 
 
-def undo_retry(failed_id: UUID, actor: Actor) -> None:
+def undo_retry(failed_id, actor):
     """Take back the retry as which the failed task counts, whatever its state."""
     row, again = FailedTask.objects.get(pk=failed_id), new_id()
     assert row.task_id
@@ -154,9 +145,9 @@ def undo_retry(failed_id: UUID, actor: Actor) -> None:
     failed_tasks.withdraw_retry(str(failed_id), actor, retried={str(failed_id): str(again)}, as_new=False)
 
 
-def test_failed_task_moves_match_the_drawing(touch: UUID) -> None:
+def test_failed_task_moves_match_the_drawing(touch):
     set_state(Touch, touch, "unknown")
-    acts: list[Callable[[UUID, Actor], object]] = [
+    acts = [
         failed_tasks.retry_failed_task,
         failed_tasks.ignore_failed_task,
         failed_tasks.archive_failed_task,

@@ -7,10 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -38,7 +36,7 @@ pytestmark = pytest.mark.timeout(1200)  # a whole stack starts within the test, 
 class Reader:
     """A reader with a home folder, who saves the files and types the commands of a page."""
 
-    def __init__(self, home: Path, gateway_port: int) -> None:
+    def __init__(self, home, gateway_port):
         self.home = home
         self.stack: RunningStack
         self.places = {
@@ -46,18 +44,18 @@ class Reader:
             "apply_config my-": f"apply_config {home}/my-", ".venv/bin/python": sys.executable,
         }  # fmt: skip
 
-    def sit_at(self, stack: RunningStack) -> None:
+    def sit_at(self, stack):
         self.stack = stack
         self.places |= {"http://127.0.0.1:8000": stack.base_url, ".state/": f"{stack.state_dir}/"}
 
-    def save_files(self, page: str, language: str) -> None:
+    def save_files(self, page, language):
         """Each block belongs to the file that was named last before it."""
         for found in re.finditer(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
             path = self.home / re.findall(r"`~/(my-\w+/[\w.-]+)`", page[: found.start()])[-1]
             path.parent.mkdir(exist_ok=True)
             path.write_text(self.here(found[1]), "utf-8")
 
-    def type_commands(self, page: str, *, holding: str = "", ends_with: int = 0) -> str:
+    def type_commands(self, page, *, holding="", ends_with=0):
         """The blocks with these words, in one shell that ends at the first failure. What was printed."""
         typed = [
             block
@@ -74,12 +72,12 @@ class Reader:
         assert done.returncode == ends_with, f"{done.stdout}\n{self.stack.log('execution')[-3_000:]}"
         return done.stdout
 
-    def here(self, text: str) -> str:
+    def here(self, text):
         return re.sub("|".join(map(re.escape, self.places)), lambda found: self.places[found[0]], text)
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory):
     """One stack for all pages, with the settings of each; they only add."""
     gateway_port = select_port()
     reader = Reader(tmp_path_factory.mktemp("home"), gateway_port)
@@ -102,7 +100,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 @contextmanager
-def gateway(reader: Reader) -> Iterator[Path]:
+def gateway(reader):
     """What the gateway of the page prints."""
     printed = reader.home / "gateway.out"
     with printed.open("wb") as out:
@@ -116,13 +114,13 @@ def gateway(reader: Reader) -> Iterator[Path]:
         process.wait(COMMAND_LIMIT)
 
 
-def test_capacity_commands_give_the_stated_output(reader: Reader) -> None:
+def test_capacity_commands_give_the_stated_output(reader):
     said = reader.type_commands(SCALE_OUT)
     assert "48 slots, 10 nodes of 5" in said
     assert "runs a second: 0.0 seconds each: 0" in said  # no job has run here yet
 
 
-def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
+def test_tutorial_commands_give_the_stated_output(reader):
     said = reader.type_commands(TUTORIAL)
     assert "5s" in said  # the difference that the dry run printed
     assert "dry run: nothing was stored" in said
@@ -130,7 +128,7 @@ def test_tutorial_commands_give_the_stated_output(reader: Reader) -> None:
     assert re.search(r'"rule": *"dedupe"', said)
 
 
-def test_channel_page_sends_and_records_failed_task(reader: Reader) -> None:
+def test_channel_page_sends_and_records_failed_task(reader):
     with gateway(reader) as printed:
         said = reader.type_commands(CHANNEL)
         assert wait_until(lambda: "13800138001: 【示例】" in printed.read_text("utf-8"), COMMAND_LIMIT)
@@ -138,11 +136,11 @@ def test_channel_page_sends_and_records_failed_task(reader: Reader) -> None:
     assert "no such number" in said
 
 
-def test_api_page_examples_succeed(reader: Reader) -> None:
+def test_api_page_examples_succeed(reader):
     reader.type_commands(API)
 
 
-def test_own_program_page_runs_both_programs_as_jobs(reader: Reader) -> None:
+def test_own_program_page_runs_both_programs_as_jobs(reader):
     (reader.home / "my-rpa.yaml").write_text(reader.here(blocks(OWN_PROGRAM, "yaml")[0]), "utf-8")
     said = reader.type_commands(OWN_PROGRAM)
 
@@ -161,7 +159,7 @@ def test_own_program_page_runs_both_programs_as_jobs(reader: Reader) -> None:
     assert Path(results[1]["home"]).parent != Path(results[1]["directory"]).parent
 
 
-def test_flow_page_commands_run_the_flow_as_a_job(reader: Reader) -> None:
+def test_flow_page_commands_run_the_flow_as_a_job(reader):
     """With a real browser and the demo shop."""
     find_chromium()
     with demo_shop() as site:
@@ -182,12 +180,12 @@ def test_flow_page_commands_run_the_flow_as_a_job(reader: Reader) -> None:
         assert (state, str(result["unpaid"])) == ("succeeded", *promised)
 
 
-def await_end(stack: RunningStack, task_id: str) -> tuple[str, dict[str, Any]]:
+def await_end(stack, task_id):
     """Return the state in which a job ended, and its result."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    found = []
     with psycopg.connect(stack.endpoints.database_url, autocommit=True) as database:
 
-        def has_ended() -> bool:
+        def has_ended():
             found[:] = database.execute(
                 "SELECT state, result FROM rpa_tasks_job WHERE task_id = %s"
                 " AND state IN ('succeeded', 'failed', 'unknown', 'cancelled')",
@@ -199,7 +197,7 @@ def await_end(stack: RunningStack, task_id: str) -> tuple[str, dict[str, Any]]:
     return found[0]
 
 
-def test_scale_out_curves_match_benchmarks() -> None:
+def test_scale_out_curves_match_benchmarks():
     """Each point of the drawings is in the row of the benchmarks that it was taken from."""
     measured = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     for drawing in blocks(SCALE_OUT, "mermaid"):
@@ -207,7 +205,7 @@ def test_scale_out_curves_match_benchmarks() -> None:
         assert f"| {points} ms |" in measured
 
 
-def test_page_prose_contains_no_commands() -> None:
+def test_page_prose_contains_no_commands():
     """A command in the prose would be untested."""
     for page in (TUTORIAL, CHANNEL, API, SCALE_OUT):
         assert not re.search(r"^(?:\$ |curl |\.venv/)", prose(page), re.MULTILINE)

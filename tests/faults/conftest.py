@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,20 @@ from tests.faults.fault_stack import FaultStack, Run, faults, run_fault_stack
 
 
 @pytest.fixture(scope="session")
-def fault_stack(state_folder: Callable[[str], Path]) -> Iterator[FaultStack]:
+def fault_stack(state_folder) -> Iterator[FaultStack]:
     with run_fault_stack(state_folder("stack")) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def rabbit_node(state_folder: Callable[[str], Path]) -> Iterator[RabbitNode]:
+def rabbit_node(state_folder) -> Iterator[RabbitNode]:
     """One node for the tests that leave it running: a start takes seconds."""
     with rabbitmq(state_folder("rabbit")) as node:
         yield node
 
 
 @pytest.fixture
-def rabbit(rabbit_node: RabbitNode) -> Iterator[RabbitNode]:
+def rabbit(rabbit_node) -> Iterator[RabbitNode]:
     """The node, without alarm and queues afterwards."""
     yield rabbit_node
     rabbit_node.control("set_vm_memory_high_watermark", "0.4")
@@ -39,7 +38,7 @@ def rabbit(rabbit_node: RabbitNode) -> Iterator[RabbitNode]:
 
 
 @pytest.fixture
-def under_load(report_line: Callable[[str], None]) -> Callable[..., AbstractContextManager[Run]]:
+def under_load(report_line) -> Callable[..., AbstractContextManager[Run]]:
     @contextmanager
     def under_load(where: FaultStack, name: str, **changes: Any) -> Iterator[Run]:
         run: Run | None = None

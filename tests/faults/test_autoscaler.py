@@ -1,11 +1,7 @@
 """A worker whose pool grows and shrinks, under load and with its children killed."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import ExitStack
 
 import psutil
 import psycopg
@@ -14,7 +10,7 @@ import pytest
 from scheduling.queue_names import CORE_QUEUES
 from tests.faults.brokers import rabbitmq, redis_server
 from tests.faults.fault_injection import living_children
-from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
+from tests.faults.fault_stack import run_fault_stack
 from tests.faults.test_celery_guards import envelope, push
 from tests.faults.workers import worker
 
@@ -23,9 +19,7 @@ BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUC
 HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
 
 
-def test_pool_grows_with_backlog_and_shrinks_after(
-    fault_stack: FaultStack, state_folder: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_pool_grows_with_backlog_and_shrinks_after(fault_stack, state_folder, tmp_path):
     gate, marks = tmp_path / "gate", [str(number) for number in range(8)]
     with redis_server(state_folder("elastic")) as broker:
         environment = {**fault_stack.stack.environment, **BOUNDS, "CELERY_BROKER_URL": broker.url}
@@ -46,9 +40,7 @@ def test_pool_grows_with_backlog_and_shrinks_after(
     "kind",
     ["Redis", "RabbitMQ"],
 )
-def test_elastic_pool_child_killed_is_replaced(
-    kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
-) -> None:
+def test_elastic_pool_child_killed_is_replaced(kind, state_folder, under_load):
     folder = state_folder(f"elastic-{kind}")
     with ExitStack() as running:
         url = {"CELERY_BROKER_URL": running.enter_context(rabbitmq(folder)).url} if kind == "RabbitMQ" else {}
@@ -73,7 +65,7 @@ def test_elastic_pool_child_killed_is_replaced(
         assert sizes(made)[-1] == 1
 
 
-def sizes(made: FaultStack) -> list[int]:
+def sizes(made):
     """Return the pool sizes after each change, from the log."""
     lines = [line for line in made.stack.log("core").splitlines() if "pool_grows" in line or "pool_shrinks" in line]
     return [int("".join(each for each in line.partition("processes")[2][:6] if each.isdigit())) for line in lines]

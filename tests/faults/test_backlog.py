@@ -1,13 +1,9 @@
 """What the rescue and beat see of a backlog, on real brokers."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import amqp
 import pytest
@@ -24,12 +20,10 @@ from scheduling import dispatch
 from scheduling.dispatch import oldest_message_at, publication_headers
 from scheduling.ledger.touches import AGE_UNKNOWN
 from scheduling.models import Touch
-from tests.faults.brokers import RabbitNode
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT
 
 
-def test_oldest_message_at_returns_publication_time(valkey: redis.Redis) -> None:
+def test_oldest_message_at_returns_publication_time(valkey):
     """It prolongs the wake-ups behind it, so that a backlog is never amplified.
 
     The key of a queue has a prefix on Redis, and kombu's client prefixes only the commands that it knows.
@@ -45,7 +39,7 @@ def test_oldest_message_at_returns_publication_time(valkey: redis.Redis) -> None
     assert began - timedelta(seconds=3) < oldest < datetime.now(UTC) - timedelta(seconds=1)
 
 
-def test_oldest_message_at_unreadable_item_is_none(valkey: redis.Redis) -> None:
+def test_oldest_message_at_unreadable_item_is_none(valkey):
     valkey.lpush("mq:touch.high", "not a message")
     valkey.lpush("mq:touch.low", json.dumps([1]))
     assert oldest_message_at("touch.high") is None
@@ -53,7 +47,7 @@ def test_oldest_message_at_unreadable_item_is_none(valkey: redis.Redis) -> None:
 
 
 @pytest.fixture
-def without_lindex(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_lindex(valkey, monkeypatch):
     """This process uses the broker as a user who may not read waiting messages."""
     valkey.acl_setuser("writer", enabled=True, nopass=True, keys=["*"], channels=["*"], commands=["+@all", "-lindex"])
     own = urlsplit(app.conf.broker_url)
@@ -62,12 +56,12 @@ def without_lindex(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iter
     valkey.acl_deluser("writer")
 
 
-def test_oldest_message_at_refused_by_redis_is_unreachable(without_lindex: None) -> None:
+def test_oldest_message_at_refused_by_redis_is_unreachable(without_lindex):
     with pytest.raises(OperationalError, match="permission"):
         oldest_message_at("touch.high")
 
 
-def test_oldest_message_at_failed_broker_is_unreachable(valkey: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_message_at_failed_broker_is_unreachable(valkey, monkeypatch):
     """The errors of amqp are no `OSError`. The memory transport names the same ones as the one for RabbitMQ."""
     for error in (redis.ConnectionError("reset"), redis.TimeoutError("stalled")):
         monkeypatch.setattr(redis.Redis, "lindex", fail_with(error))
@@ -79,17 +73,15 @@ def test_oldest_message_at_failed_broker_is_unreachable(valkey: redis.Redis, mon
         oldest_message_at("touch.high")
 
 
-def fail_with(error: Exception) -> Any:
-    def fail(*arguments: Any, **more: Any) -> Any:
+def fail_with(error):
+    def fail(*arguments, **more):
         raise error
 
     return fail
 
 
 @pytest.mark.django_db(transaction=True)
-def test_lost_runs_are_rescued_without_age_of_messages(
-    matrix: MatrixBuilder, record_event: RecordEvent, without_lindex: None
-) -> None:
+def test_lost_runs_are_rescued_without_age_of_messages(matrix, record_event, without_lindex):
     """Their workers are dead, whatever waits in the queues."""
     matrix.node()
     run, wakeup = (record_event(user=user).task_ids[0] for user in ("ann", "bob"))
@@ -103,9 +95,7 @@ def test_lost_runs_are_rescued_without_age_of_messages(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_lost_runs_are_rescued_before_wakeups(
-    matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_runs_are_rescued_before_wakeups(matrix, record_event, monkeypatch):
     """No error of the broker, of any kind, keeps them `running`."""
     matrix.node()
     (run,) = record_event().task_ids
@@ -118,12 +108,12 @@ def test_lost_runs_are_rescued_before_wakeups(
     assert _states() == {run: "scheduled"}
 
 
-def _states() -> dict[UUID, str]:
+def _states():
     return dict(Touch.objects.values_list("pk", "state"))
 
 
 @pytest.fixture
-def connected_rabbit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str:
+def connected_rabbit(rabbit, monkeypatch):
     """A RabbitMQ that this process talks to."""
     monkeypatch.setenv("CELERY_BROKER_URL", rabbit.url)  # which Celery reads before its configuration
     monkeypatch.setitem(app.conf, "broker_transport_options", {"confirm_publish": True})
@@ -131,9 +121,7 @@ def connected_rabbit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
-    matrix: MatrixBuilder, record_event: RecordEvent, connected_rabbit: str
-) -> None:
+def test_rescue_does_not_wait_for_empty_rabbitmq_queue(matrix, record_event, connected_rabbit):
     """It shows no waiting message, only how many there are."""
     assert oldest_message_at("touch.normal") is None
     with Connection(connected_rabbit, transport_options={"confirm_publish": True}) as own:
@@ -151,7 +139,7 @@ def test_rescue_does_not_wait_for_empty_rabbitmq_queue(
         assert Touch.objects.get().state == state
 
 
-def test_tick_backlog_on_rabbitmq_is_full_above_limit(rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tick_backlog_on_rabbitmq_is_full_above_limit(rabbit, monkeypatch):
     monkeypatch.setattr(TickBacklog, "ASK_EVERY", -1.0)  # at each question
     with Connection(rabbit.url) as connection:
         producer, pile = connection.Producer(), TickBacklog("ticks")

@@ -1,27 +1,19 @@
 """A broker that is up and takes no messages: RabbitMQ under an alarm of memory."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-
 import pytest
 from kombu import Connection
 
 from config.local.processes import wait_until
 from scheduling.broker_health import accepts_messages, broker_alarm
-from tests.faults.brokers import RabbitNode, rabbitmq
-from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
+from tests.faults.brokers import rabbitmq
+from tests.faults.fault_stack import run_fault_stack
 from tests.support.waiting import WAIT_LIMIT
 
 SENDS = "Sending due task"  #: the message of beat
 
 
 @pytest.mark.campaign
-def test_blocked_rabbitmq_is_reported_and_events_accepted(
-    state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
-) -> None:
+def test_blocked_rabbitmq_is_reported_and_events_accepted(state_folder, under_load):
     """Events are accepted during the block. Their touches go out afterwards without a restart."""
     folder = state_folder("blocked")
     with rabbitmq(folder) as node, run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": node.url}) as made:
@@ -34,7 +26,7 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
             made.wait(lambda: broker(made) == "blocked", "the probe tells it")
             assert is_blocked(made)
             for program in ("web", "beat", "ticks"):
-                made.wait(lambda program=program: "broker_blocked" in made.stack.log(program), f"{program} knows")  # type: ignore[misc]
+                made.wait(lambda program=program: "broker_blocked" in made.stack.log(program), f"{program} knows")
             before, sent = len(run.load.accepted), made.stack.log("beat").count(SENDS)
             run.send_load(20)
             _, slowest = run.measure_answers(before)
@@ -48,7 +40,7 @@ def test_blocked_rabbitmq_is_reported_and_events_accepted(
         assert made.stack.pids == pids
 
 
-def test_publisher_gives_up_on_alarm_and_recovers(rabbit: RabbitNode) -> None:
+def test_publisher_gives_up_on_alarm_and_recovers(rabbit):
     """Without any bound of its own; a bound of the broker's silence is far longer than a test may take."""
     assert is_published(rabbit.url)
     rabbit.control("set_vm_memory_high_watermark", "0.000001")
@@ -65,11 +57,11 @@ def test_publisher_gives_up_on_alarm_and_recovers(rabbit: RabbitNode) -> None:
         assert accepts_messages(connection) is True
 
 
-def open_connection(url: str) -> Connection:
+def open_connection(url):
     return Connection(url, transport_options={"confirm_publish": True})
 
 
-def is_published(url: str) -> bool:
+def is_published(url):
     try:
         with open_connection(url) as connection:
             connection.Producer().publish({}, exchange="", routing_key="nobody")
@@ -78,9 +70,9 @@ def is_published(url: str) -> bool:
     return True
 
 
-def broker(made: FaultStack) -> str:
+def broker(made):
     return str(made.call("GET", "/health/ready")["broker"]["status"])
 
 
-def is_blocked(made: FaultStack) -> bool:
+def is_blocked(made):
     return "\naftertouch_broker_blocked 1.0\n" in made.ask("GET", "/metrics").text

@@ -1,27 +1,21 @@
 """Other brokers under load: a Sentinel fail-over, and RabbitMQ killed and started again."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 
 from config.settings.connections import Timeouts
 from tests.faults.brokers import rabbitmq, sentinels
-from tests.faults.fault_stack import FaultStack, Run, run_fault_stack
-from tests.faults.workers import Program, worker
+from tests.faults.fault_stack import run_fault_stack
+from tests.faults.workers import worker
 
-UnderLoad = Callable[..., AbstractContextManager[Run]]
 CORE = "ticks,long,touch.high,touch.normal,touch.low"
 DELIVERED = "Task scheduling.deliver["
 BATCHES = 40  #: of both together, before their shares are looked at
 SHARE = 0.2  #: of each at least; what the first took before the second was there is its own for some seconds
 
 
-def node(made: FaultStack, folder: Path) -> AbstractContextManager[Program]:
+def node(made, folder):
     servers = made.stack.endpoints
     environment = {
         **made.stack.environment, "AFTERTOUCH_STATE_DIR": str(folder),
@@ -30,12 +24,12 @@ def node(made: FaultStack, folder: Path) -> AbstractContextManager[Program]:
     return worker(environment, "-Q", CORE, "-c", "2", "-n", f"{folder.name}@%h")
 
 
-def batches(log: str) -> int:
+def batches(log):
     """Return touches that ended here. A received message may still go to another worker."""
     return len(re.findall(rf"{re.escape(DELIVERED)}[0-9a-f-]+\] succeeded", log))
 
 
-def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+def test_sentinel_failover_loses_nothing(state_folder, under_load):
     folder = state_folder("sentinel")
     with (
         sentinels(folder) as watched,
@@ -53,9 +47,7 @@ def test_sentinel_failover_loses_nothing(state_folder: Callable[[str], Path], un
 
 
 @pytest.mark.campaign
-def test_failover_with_node_killed_and_joined_loses_nothing(
-    state_folder: Callable[[str], Path], under_load: UnderLoad
-) -> None:
+def test_failover_with_node_killed_and_joined_loses_nothing(state_folder, under_load):
     """Each node has a state folder of its own; all they share is the database and the broker."""
     folder = state_folder("nodes")
     with (
@@ -68,7 +60,7 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
         before_second = batches(made.stack.log("core"))
         shares = [0, 0]
 
-        def both_have_their_share() -> bool:
+        def both_have_their_share():
             shares[:] = batches(made.stack.log("core")) - before_second, batches(second.log)
             return sum(shares) >= BATCHES and min(shares) >= SHARE * sum(shares)
 
@@ -85,7 +77,7 @@ def test_failover_with_node_killed_and_joined_loses_nothing(
         run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
 
 
-def test_rabbitmq_restart_loses_nothing(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+def test_rabbitmq_restart_loses_nothing(state_folder, under_load):
     """Events are accepted during the outage; their touches are delivered after it."""
     folder = state_folder("rabbitmq")
     with rabbitmq(folder) as node, run_fault_stack(folder / "stack", {"CELERY_BROKER_URL": node.url}) as made:

@@ -4,13 +4,8 @@ The tests named `…_without_the_guard…` show the trap itself. They fail on th
 `config.celery.guards` can go. Their day is that of a campaign.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -19,9 +14,8 @@ from kombu import Connection, Exchange
 
 from config.celery.queues import TopicQueues, declared_queues, queue_of_routing_key
 from scheduling.queue_names import CORE_QUEUES, RPA_QUEUES
-from tests.faults.brokers import RabbitNode, RedisServer, redis_server
-from tests.faults.fault_stack import FaultStack
-from tests.faults.workers import Program, worker
+from tests.faults.brokers import redis_server
+from tests.faults.workers import worker
 from tests.support.waiting import WAIT_LIMIT
 
 CORE = ",".join(CORE_QUEUES)
@@ -30,21 +24,21 @@ PREFIX = "mq:"  #: of every key that kombu uses
 
 
 @pytest.fixture(scope="module")
-def broker(state_folder: Callable[[str], Path]) -> Iterator[RedisServer]:
+def broker(state_folder):
     """A separate broker, so that no other worker consumes these queues."""
     with redis_server(state_folder("misbehaving")) as server:
         yield server
 
 
 @pytest.fixture
-def worker_environment(fault_stack: FaultStack, broker: RedisServer) -> dict[str, str]:
+def worker_environment(fault_stack, broker):
     """The stack's database and the broker of this module, empty."""
     with redis.Redis.from_url(broker.url) as client:
         client.flushall()
     return {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}
 
 
-def envelope(task: str, *args: Any, body: str | None = None, **headers: Any) -> str:
+def envelope(task, *args, body=None, **headers):
     """A message as Celery puts it into a list."""
     task_id = str(uuid4())
     return json.dumps(
@@ -65,12 +59,12 @@ def envelope(task: str, *args: Any, body: str | None = None, **headers: Any) -> 
     )
 
 
-def push(broker: RedisServer, queue: str, item: str | bytes, prefix: str = PREFIX) -> None:
+def push(broker, queue, item, prefix=PREFIX):
     with redis.Redis.from_url(broker.url) as client:
         client.lpush(prefix + queue, item)
 
 
-def list_failed_messages(target: FaultStack, containing: str) -> list[tuple[str, str, str]]:
+def list_failed_messages(target, containing):
     """Reason, class and queue of the failed tasks that keep this message."""
     return target.sql(
         "SELECT reason, failure, channel FROM scheduling_failedtask WHERE origin = 'message' AND payload::text LIKE %s",
@@ -79,7 +73,7 @@ def list_failed_messages(target: FaultStack, containing: str) -> list[tuple[str,
 
 
 @pytest.fixture(scope="module")
-def guarded(fault_stack: FaultStack, broker: RedisServer) -> Iterator[Program]:
+def guarded(fault_stack, broker):
     """Our worker with tasks that misbehave. No test of it may end it."""
     environment = {**fault_stack.stack.environment, "CELERY_BROKER_URL": broker.url}
     with worker(environment, "-Q", CORE, "-c", "1", app="tests.faults.misbehaving_app") as program:
@@ -89,7 +83,7 @@ def guarded(fault_stack: FaultStack, broker: RedisServer) -> Iterator[Program]:
 
 # --- items without a task ---------------------------------------------------------------------------------------------
 
-POISON: dict[str, tuple[str, Callable[[str], str | bytes]]] = {
+POISON = {
     "raw text": ("unreadable", lambda mark: f"{mark} is not JSON"),
     "raw bytes": ("unreadable", lambda mark: b"\xff\xfe" + mark.encode()),
     "a JSON number in a list": ("unreadable", lambda mark: json.dumps([mark])),
@@ -110,12 +104,12 @@ POISON: dict[str, tuple[str, Callable[[str], str | bytes]]] = {
 }
 
 
-def _headless(mark: str) -> str:
+def _headless(mark):
     message = json.loads(envelope("bad.divide"))
     return json.dumps({**message, "headers": {}, "body": json.dumps({"what": mark})})
 
 
-def test_poison_messages_become_failed_tasks(fault_stack: FaultStack, broker: RedisServer, guarded: Program) -> None:
+def test_poison_messages_become_failed_tasks(fault_stack, broker, guarded):
     marks = {name: f"m{uuid4().hex}" for name in POISON}
     another_version = f"m{uuid4().hex}"
     push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
@@ -126,7 +120,7 @@ def test_poison_messages_become_failed_tasks(fault_stack: FaultStack, broker: Re
     for queue in ("touch.normal", "touch.high"):
         last = f"m{uuid4().hex}"
         push(broker, queue, envelope("bad.divide", last, 1))
-        fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")  # type: ignore[misc]
+        fault_stack.wait(lambda last=last: bool(list_failed_messages(fault_stack, last)), f"{queue} goes on")
     assert guarded.is_alive()
     found = {name: list_failed_messages(fault_stack, mark) for name, mark in marks.items()}
     assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
@@ -135,7 +129,7 @@ def test_poison_messages_become_failed_tasks(fault_stack: FaultStack, broker: Re
     assert {row[1] for rows in found.values() for row in rows} == {"unreadable"}
 
 
-def _await_failed_messages(target: FaultStack, program: Program, marks: dict[str, str]) -> None:
+def _await_failed_messages(target, program, marks):
     deadline = time.monotonic() + WAIT_LIMIT
     while missing := [name for name, mark in marks.items() if not list_failed_messages(target, mark)]:
         assert program.is_alive(), f"the worker has ended:\n{program.log}"
@@ -144,7 +138,7 @@ def _await_failed_messages(target: FaultStack, program: Program, marks: dict[str
 
 
 @pytest.mark.campaign
-def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+def test_without_the_guard_raw_item_ends_worker(broker, worker_environment):
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
         push(broker, "ticks", "not JSON", prefix="")
@@ -154,7 +148,7 @@ def test_without_the_guard_raw_item_ends_worker(broker: RedisServer, worker_envi
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_task_out_of_memory_keeps_worker_alive(fault_stack: FaultStack, broker: RedisServer, guarded: Program) -> None:
+def test_task_out_of_memory_keeps_worker_alive(fault_stack, broker, guarded):
     push(broker, "touch.normal", envelope("bad.out_of_memory"))
     guarded.await_log("eight exabytes")
     last = f"m{uuid4().hex}"
@@ -164,7 +158,7 @@ def test_task_out_of_memory_keeps_worker_alive(fault_stack: FaultStack, broker: 
 
 
 @pytest.mark.campaign
-def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+def test_without_the_guard_out_of_memory_ends_worker(broker, worker_environment):
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         bare.await_ready()
         push(broker, "ticks", envelope("bad.out_of_memory"), prefix="")
@@ -174,7 +168,7 @@ def test_without_the_guard_out_of_memory_ends_worker(broker: RedisServer, worker
 # --- an outage of Redis while a message is held -----------------------------------------------------------------------
 
 
-def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str, prefix: str) -> None:
+def hold_a_message(program, broker, task, queue, prefix):
     program.await_ready()
     message = envelope(task, eta="2099-01-01T00:00:00+00:00")
     push(broker, queue, message, prefix=prefix)
@@ -183,9 +177,7 @@ def hold_a_message(program: Program, broker: RedisServer, task: str, queue: str,
         assert client.hlen(f"{prefix}unacked") == 1
 
 
-def test_worker_holding_message_survives_redis_outage(
-    fault_stack: FaultStack, broker: RedisServer, guarded: Program, report_line: Callable[[str], None]
-) -> None:
+def test_worker_holding_message_survives_redis_outage(fault_stack, broker, guarded, report_line):
     with redis.Redis.from_url(broker.url) as client:
         client.flushall()
     hold_a_message(guarded, broker, "bad.divide", "touch.normal", PREFIX)
@@ -203,7 +195,7 @@ def test_worker_holding_message_survives_redis_outage(
 
 
 @pytest.mark.campaign
-def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_environment: dict[str, str]) -> None:
+def test_without_the_guard_redis_outage_ends_worker(broker, worker_environment):
     with worker(worker_environment, "-Q", "ticks", "-c", "1", app="tests.faults.bare_app") as bare:
         hold_a_message(bare, broker, "bad.nothing", "ticks", "")
         try:
@@ -217,7 +209,7 @@ def test_without_the_guard_redis_outage_ends_worker(broker: RedisServer, worker_
 # --- what a worker may consume ----------------------------------------------------------------------------------------
 
 
-def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[str, str]) -> None:
+def test_mixed_worker_needs_more_processes_than_slots(worker_environment):
     both = f"{CORE},{RPA}"
     environment = {**worker_environment, "AFTERTOUCH_RPA_SLOTS": "2"}
     with worker(environment, "-Q", both, "-c", "2") as too_few:
@@ -227,7 +219,7 @@ def test_mixed_worker_needs_more_processes_than_slots(worker_environment: dict[s
         enough.await_ready()
 
 
-def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None:
+def test_dedicated_queues_hang_on_the_topic_exchange(rabbit):
     """One key reaches one queue, and names it again where only the key is known."""
     dedicated = [*(f"p.td.{tier}" for tier in RPA_QUEUES), "s.pdd.flag:1", "s.pdd.other", "n.n:1.p.td.high"]
     keys = {
@@ -249,9 +241,7 @@ def test_dedicated_queues_hang_on_the_topic_exchange(rabbit: RabbitNode) -> None
             channel.queue_purge(queue)
 
 
-def test_topic_exchange_routes_by_priority(
-    fault_stack: FaultStack, worker_environment: dict[str, str], rabbit: RabbitNode
-) -> None:
+def test_topic_exchange_routes_by_priority(fault_stack, worker_environment, rabbit):
     marks = {priority: f"m{uuid4().hex}" for priority in RPA_QUEUES}
     with Connection(rabbit.url, transport_options={"confirm_publish": True}) as connection:
         for queue in declared_queues(rabbit.url):

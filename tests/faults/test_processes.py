@@ -1,28 +1,22 @@
 """Programs killed, stopped and ended under load: nothing accepted is lost, nothing has a second effect."""
 
-from __future__ import annotations
-
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any
 from uuid import uuid4
 
 import psutil
 
 from config.local.processes import send_signal
 from tests.faults.fault_injection import FAULTS
-from tests.faults.fault_stack import SETTLED_WITHIN, FaultStack, Run
+from tests.faults.fault_stack import SETTLED_WITHIN
 from tests.faults.workers import worker
 from tests.support.waiting import WAIT_LIMIT
 
-UnderLoad = Callable[..., AbstractContextManager[Run]]
 HERD = 600  #: touches; six windows
 CORE = "ticks,long,touch.high,touch.normal,touch.low"
 
 
-def test_killed_programs_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_killed_programs_lose_nothing(fault_stack, under_load):
     with under_load(fault_stack, "kill -9 web, worker, beat") as run:
         for program in ("web", "worker", "beat"):
             run.await_random_point()
@@ -30,7 +24,7 @@ def test_killed_programs_lose_nothing(fault_stack: FaultStack, under_load: Under
         run.send_load(20)
 
 
-def test_killed_programs_during_herd_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_killed_programs_during_herd_lose_nothing(fault_stack, under_load):
     """Far more touches than the window are due at one moment. The dispatch and a pool child are killed in between."""
     with under_load(fault_stack, "kill -9 during a herd") as run:
         fault_stack.make_herd(run.load.prefix, HERD)
@@ -40,7 +34,7 @@ def test_killed_programs_during_herd_lose_nothing(fault_stack: FaultStack, under
         fault_stack.wait(lambda: run.delivered("load.week") == HERD, "the herd is delivered", SETTLED_WITHIN)
 
 
-def test_worker_stopped_past_lease_writes_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_worker_stopped_past_lease_writes_nothing(fault_stack, under_load):
     """Its sends are in flight as it stops. Another worker takes over what its leases let go; then it wakes up with
     answers about runs that are not its own any more."""
     target, receiver = fault_stack, fault_stack.receiver
@@ -72,7 +66,7 @@ def test_worker_stopped_past_lease_writes_nothing(fault_stack: FaultStack, under
     assert {task_id: after[task_id] for task_id in settled} == settled
 
 
-def _still_held(target: FaultStack, let_go: Mapping[Any, int]) -> bool:
+def _still_held(target, let_go):
     rows = target.sql(
         "SELECT task_id, lease_no FROM scheduling_touch WHERE task_id = ANY(%s)"
         " AND (state = 'running' OR state = 'scheduled' AND reason = 'worker_lost')",
@@ -81,7 +75,7 @@ def _still_held(target: FaultStack, let_go: Mapping[Any, int]) -> bool:
     return any(let_go[task_id] == lease_no for task_id, lease_no in rows)
 
 
-def _settled(run: Run) -> dict[object, tuple[object, ...]]:
+def _settled(run):
     """Return the ended touches."""
     return {
         row["task_id"]: (row["state"], row["lease_no"], row["attempt"], row["settled_at"])
@@ -90,7 +84,7 @@ def _settled(run: Run) -> dict[object, tuple[object, ...]]:
     }
 
 
-def test_worker_sigterm_settles_sends_in_flight(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_worker_sigterm_settles_sends_in_flight(fault_stack, under_load):
     target, receiver = fault_stack, fault_stack.receiver
     with under_load(target, "SIGTERM with sends in flight") as run:
         receiver.close()
@@ -114,7 +108,7 @@ def test_worker_sigterm_settles_sends_in_flight(fault_stack: FaultStack, under_l
     assert [calls[key] for key in in_flight if len(calls[key]) > settled.get(key, 0)] == []
 
 
-def count_shutdowns(target: FaultStack) -> int:
+def count_shutdowns(target):
     return target.stack.log("core").lower().count("warm shutdown")
 
 
@@ -126,7 +120,7 @@ WHERE e.event_id LIKE %s GROUP BY t.root_id
 """
 
 
-def test_killed_passes_follow_each_touch_once(fault_stack: FaultStack) -> None:
+def test_killed_passes_follow_each_touch_once(fault_stack):
     """The worker of the passes is killed twice while ends become events and plan the next touches."""
     target, prefix, herd = fault_stack, f"journey-{uuid4().hex[:8]}-", 60
     target.wait(lambda: target.sql("SELECT FROM scheduling_endmark WHERE reader = 'follow-ups'"), "ends are read")
@@ -145,7 +139,7 @@ def test_killed_passes_follow_each_touch_once(fault_stack: FaultStack) -> None:
     ) == [(herd, herd)]  # fmt: skip
 
 
-def _followed(target: FaultStack, prefix: str, *states: str) -> int:
+def _followed(target, prefix, *states):
     """Return the number of follow-ups in these states."""
     ((count,),) = target.sql(
         "SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
@@ -156,7 +150,7 @@ def _followed(target: FaultStack, prefix: str, *states: str) -> int:
     return int(count)
 
 
-def test_held_long_work_stops_no_pass(fault_stack: FaultStack) -> None:
+def test_held_long_work_stops_no_pass(fault_stack):
     """Both processes of the worker for replays, bulk actions and imports are busy without end."""
     held = fault_stack.family("long")[1:]
     assert len(held) == 2

@@ -1,29 +1,22 @@
 """A worker killed after it reserved slots of a quota, and before it committed what it did with them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 import psycopg
 from redis import Redis
 
 from tests.faults.fault_injection import living_children
-from tests.faults.fault_stack import DAILY_LIMIT, SETTLED_WITHIN, FaultStack, Run
+from tests.faults.fault_stack import DAILY_LIMIT, SETTLED_WITHIN
 
 HERD = 25
 QUARTER = 900_000_000  #: µs
 
 
-def count_fields(server: Redis, pattern: str, name: str = "") -> int:
+def count_fields(server, pattern, name=""):
     """Return the sum of the fields of these hashes whose names start with `name`."""
     hashes = [server.hgetall(key) for key in server.scan_iter(pattern)]
     return sum(int(count) for each in hashes for field, count in each.items() if field.startswith(name))
 
 
-def test_killed_worker_loses_only_reserved_slots(
-    fault_stack: FaultStack, under_load: Callable[..., AbstractContextManager[Run]]
-) -> None:
+def test_killed_worker_loses_only_reserved_slots(fault_stack, under_load):
     """Its touches go by slots of another reservation. Those of the dead are free again after their quarter."""
     target = fault_stack
     with (

@@ -1,19 +1,12 @@
 """The servers killed, emptied and out of reach under load."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from config.settings.connections import Timeouts
 from tests.faults.fault_injection import FAULTS
-from tests.faults.fault_stack import FaultStack, Run
-
-UnderLoad = Callable[..., AbstractContextManager[Run]]
 
 
-def test_server_faults_lose_nothing(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_server_faults_lose_nothing(fault_stack, under_load):
     with under_load(fault_stack, "FLUSHALL, kill -9 PostgreSQL, kill -9 Valkey") as run:
         for blow in ("FLUSHALL", "kill -9 PostgreSQL", "kill -9 Valkey"):
             run.await_random_point()
@@ -21,7 +14,7 @@ def test_server_faults_lose_nothing(fault_stack: FaultStack, under_load: UnderLo
             run.send_load(20)
 
 
-def test_events_are_accepted_while_broker_hangs(fault_stack: FaultStack, under_load: UnderLoad) -> None:
+def test_events_are_accepted_while_broker_hangs(fault_stack, under_load):
     """A server that takes connections and never answers: worse than one that is gone."""
     with under_load(fault_stack, "broker hangs while events arrive") as run:
         run.await_random_point()

@@ -1,21 +1,16 @@
 """A wait of days through a restart of everything."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 from uuid import uuid4
 
 from config.local import servers
-from tests.faults.fault_stack import FaultStack
 from tests.support.stack import cloud_event
 
 
-def test_seven_day_touch_survives_restarts(fault_stack: FaultStack, report_line: Callable[[str], None]) -> None:
+def test_seven_day_touch_survives_restarts(fault_stack, report_line):
     """The clock is moved by moving the touch's times; a moved clock would move the leases of all others as well."""
     target, user = fault_stack, f"ann-{uuid4().hex[:8]}"
 
-    def read(column: str) -> Any:
+    def read(column):
         ((value,),) = target.sql(
             f"SELECT t.{column} FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
             " WHERE e.event_id = %s",
@@ -38,7 +33,7 @@ def test_seven_day_touch_survives_restarts(fault_stack: FaultStack, report_line:
     report_line(f"7 days through a restart of everything · delivered once, {late:.1f} s late")
 
 
-def _move_due_time(target: FaultStack, event_id: str, days: str) -> None:
+def _move_due_time(target, event_id, days):
     target.sql(
         "UPDATE scheduling_touch AS t SET due_at = due_at - %(by)s::interval,"
         " planned_at = planned_at - %(by)s::interval, expires_at = expires_at - %(by)s::interval"
@@ -47,7 +42,7 @@ def _move_due_time(target: FaultStack, event_id: str, days: str) -> None:
     )
 
 
-def _restart_everything(target: FaultStack) -> None:
+def _restart_everything(target):
     stack, before = target.stack, target.stack.server_pids
     for server in before:
         stack.kill(server)

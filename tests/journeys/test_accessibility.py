@@ -3,26 +3,21 @@
 No page may violate the content security policy.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pytest
 from django.contrib.auth.models import User
 from django.urls import reverse
-from pytest_django.live_server_helper import LiveServer
 
 from scheduling.models import Invitation
 from tests.journeys.conftest import WIDE, add_cookies, list_overflows, record_csp_violations
 from tests.security import admin_pages
 from tests.security.admin_pages import page_addresses
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 
 #: Rules of less than serious impact that hold too: one main, one h1, landmarks that a reader can tell apart.
@@ -39,8 +34,8 @@ NAMES = (
     "link-name", "scrollable-region-focusable", "select-name", "summary-name", "svg-img-alt", "target-size",
     "valid-lang",
 )  # fmt: skip
-CHINESE_RULES: dict[str, tuple[str, ...]] = {"light": (), "dark": COLOURS}
-ENGLISH_RULES: dict[str, tuple[str, ...]] = {"light": NAMES}
+CHINESE_RULES = {"light": (), "dark": COLOURS}
+ENGLISH_RULES = {"light": NAMES}
 #: A list, a form and a page with figures have one template each. In English, one page of each template is read.
 ENGLISH = (
     "index", "account", "password_change", "scheduling_touch_workers", "scheduling_touch_changelist",
@@ -73,12 +68,12 @@ RUN = """async ([tags, rules, structure, skipped, dark]) => {
 
 
 @pytest.fixture
-def admin_user(matrix: MatrixBuilder, record_event: RecordEvent) -> User:
+def admin_user(matrix, record_event):
     admin_pages.build(matrix, record_event)
     return User.objects.create_superuser("admin", password="x")
 
 
-def list_pages(user: User) -> Iterator[str]:
+def list_pages(user):
     """All history pages have one layout, so two models stand for them, and the form of a row for the empty one."""
     alike = set()
     for address in page_addresses(user, histories=2, empty_forms=False):
@@ -90,16 +85,13 @@ def list_pages(user: User) -> Iterator[str]:
     yield reverse("demo_chat")
 
 
-def read_pages(
-    chromium: Browser, url: str, language: str, user: User | None, addresses: Iterable[str],
-    schemes: dict[str, tuple[str, ...]],
-) -> list[str]:  # fmt: skip
+def read_pages(chromium, url, language, user, addresses, schemes):
     """Return what is wrong. The menu of the side is the same on every page and is read on the first one."""
     context = chromium.new_context(viewport={"width": WIDE, "height": 900}, reduced_motion="reduce")
     context.set_default_timeout(WAIT_LIMIT_MS)
     add_cookies(context, url, language, user)
     context.add_init_script(files("axe_playwright_python").joinpath("axe.min.js").read_text())
-    wrong: list[str] = []
+    wrong = []
     record_csp_violations(context, wrong)
     page, skipped = context.new_page(), ""
     for address in addresses:
@@ -109,13 +101,13 @@ def read_pages(
     return wrong
 
 
-def read_page(page: Page, url: str, schemes: dict[str, tuple[str, ...]], skipped: str) -> Iterator[str]:
+def read_page(page, url, schemes, skipped):
     """The page is loaded once; a change of the scheme or the width loads nothing."""
     answer = page.goto(url, wait_until="domcontentloaded")
     assert answer is not None
     assert answer.status == 200, (url, answer.status)
     for scheme, rules in schemes.items():
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         for violation in page.evaluate(RUN, [TAGS, rules, STRUCTURE, skipped, scheme == "dark"]):
             yield f"{url} {scheme} {violation}"
     page.emulate_media(color_scheme="light")
@@ -123,9 +115,7 @@ def read_page(page: Page, url: str, schemes: dict[str, tuple[str, ...]], skipped
 
 
 @pytest.mark.timeout(900)  # about 200 pages
-def test_pages_violate_no_accessibility_rule_and_fit(
-    chromium: Browser, live_server: LiveServer, admin_user: User
-) -> None:
+def test_pages_violate_no_accessibility_rule_and_fit(chromium, live_server, admin_user):
     login = [reverse("admin:login")]
     english = [reverse(f"admin:{name}") for name in ENGLISH]
     english.append(reverse("admin:scheduling_invitation_change", args=[Invitation.objects.get().pk]))  # a long state

@@ -1,16 +1,12 @@
 """An automatic roll-out in a browser."""
 
-from __future__ import annotations
-
 from django.utils.timezone import now
 
 from tests.journeys.conftest import visit_layouts
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 
-def test_automatic_rollout_starts_and_shows_a_withdrawn_canary(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_automatic_rollout_starts_and_shows_a_withdrawn_canary(ops, matrix):
     from scheduling.models import AutomaticRollout, Node
 
     node = matrix.node("presale-download", canary_template=matrix.template("guide-v2"))

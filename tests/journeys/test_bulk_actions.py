@@ -1,25 +1,21 @@
 """Retries all that match, watches how far it is, stops it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest
 
 from scheduling.admin.failed_tasks import bulk_action
 from tests.journeys.conftest import check_width
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 
 @pytest.fixture(autouse=True)
-def _start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _start_at_once(monkeypatch):
     monkeypatch.setattr(bulk_action, "UNDO_WINDOW", timedelta(0))
 
 
 @pytest.fixture
-def many_failed_tasks(matrix: MatrixBuilder, record_event: RecordEvent) -> int:
+def many_failed_tasks(matrix, record_event):
     """More failed tasks than a page shows."""
     from scheduling.models import FailedTask
     from tests.scheduling.core.conftest import deliver
@@ -29,7 +25,7 @@ def many_failed_tasks(matrix: MatrixBuilder, record_event: RecordEvent) -> int:
     return FailedTask.objects.count()
 
 
-def test_bulk_retry_of_all_matches_is_shown_and_stopped(ops: OpenPage, many_failed_tasks: int) -> None:
+def test_bulk_retry_of_all_matches_is_shown_and_stopped(ops, many_failed_tasks):
     from scheduling.models import BulkAction, FailedTask
     from scheduling.operations import bulk_actions
 

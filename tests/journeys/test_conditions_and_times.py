@@ -1,17 +1,12 @@
 """An editor chooses whom a node speaks to, what it sends and when, in a real browser."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import time, timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import localtime
 
 from tests.journeys.conftest import check_width
 from tests.support.chromium import open_sections
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 FIRST_BIG_ORDER = {
@@ -25,7 +20,7 @@ FIRST_BIG_ORDER = {
 }  # fmt: skip
 
 
-def fill_row(page: Any, name: str, field: str, op: str, value: str, group: str = "") -> None:
+def fill_row(page, name, field, op, value, group=""):
     page.fill(f"[name={name}-field]", field)
     page.select_option(f"[name={name}-op]", op)
     page.fill(f"[name={name}-value]", value)
@@ -33,7 +28,7 @@ def fill_row(page: Any, name: str, field: str, op: str, value: str, group: str =
 
 
 @pytest.fixture
-def thanks(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Any:
+def thanks(matrix, record_event):
     """A node for paid orders, and an order of last week that shows the fields of the data."""
     from scheduling.models import Calendar, Customer
 
@@ -44,9 +39,7 @@ def thanks(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> Any:
     return matrix.node("thanks", "order.paid", delay=timedelta(minutes=15))
 
 
-def test_editor_sets_conditions_variants_and_times(
-    ops: Callable[..., Any], thanks: Any, record_event: Callable[..., Any]
-) -> None:
+def test_editor_sets_conditions_variants_and_times(ops, thanks, record_event):
     address = f"/admin/scheduling/node/{thanks.pk}/change/"
     preview = "/admin/scheduling/event/preview/"
     page = ops(group="editor")
@@ -108,7 +101,7 @@ def test_editor_sets_conditions_variants_and_times(
     check_width(page)
 
 
-def test_editor_adds_own_day_and_default_windows_to_the_calendar(ops: Callable[..., Any], thanks: Any) -> None:
+def test_editor_adds_own_day_and_default_windows_to_the_calendar(ops, thanks):
     from scheduling.models import Calendar
 
     page = ops(group="editor")

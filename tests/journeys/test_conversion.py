@@ -1,18 +1,12 @@
 """The page of effects, in a browser."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from tests.journeys.conftest import visit_layouts
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 
-def test_conversion_page_shows_control_group_and_fits(
-    ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_conversion_page_shows_control_group_and_fits(ops, matrix, record_event):
     from scheduling.planning.ingest import NewEvent, record_events
     from tests.scheduling.core.conftest import deliver, pass_time
 

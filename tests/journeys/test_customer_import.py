@@ -1,18 +1,13 @@
 """Uploads a file of customers, looks at the check and imports it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.journeys.conftest import check_width
-from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
 
 
 @pytest.fixture
-def people(tmp_path: Path) -> Path:
+def people(tmp_path):
     """More than one part, with broken lines and a column without meaning."""
     lines = ["用户ID,姓名,等级,手机号,attributes.城市,attributes.消费:number,标签,备注"]
     lines += [
@@ -26,11 +21,11 @@ def people(tmp_path: Path) -> Path:
     return path
 
 
-def test_file_is_uploaded_checked_and_imported(ops: OpenPage, people: Path) -> None:
+def test_file_is_uploaded_checked_and_imported(ops, people):
     from scheduling.customers.imports import run_import_batch
     from scheduling.models import Customer, CustomerImport
 
-    def finish() -> None:
+    def finish():
         while run_import_batch(CustomerImport.objects.get().pk):
             pass
 
@@ -61,7 +56,7 @@ def test_file_is_uploaded_checked_and_imported(ops: OpenPage, people: Path) -> N
     assert row.counts == {"lines": 1200, "created": 1197, "changed": 0, "unchanged": 0, "refused": 3}
 
 
-def test_upload_of_a_file_that_is_too_large_names_the_limit(ops: OpenPage, people: Path) -> None:
+def test_upload_of_a_file_that_is_too_large_names_the_limit(ops, people):
     from scheduling.customers import imports
 
     limit, imports.MOST_BYTES = imports.MOST_BYTES, 1_000

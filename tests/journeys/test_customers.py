@@ -1,14 +1,10 @@
 """An editor finds a customer by a part of the name, and edits attributes and tags in a real browser."""
 
-from __future__ import annotations
-
 from tests.journeys.conftest import check_width
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 
-def test_customer_is_found_by_name_and_gets_attributes_and_tags(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_customer_is_found_by_name_and_gets_attributes_and_tags(ops, matrix):
     from scheduling.models import Customer, CustomerProfile
 
     Customer.objects.create(user_id="ann", name="王小明", level="vip")

@@ -3,36 +3,30 @@
 Its numbers link to rows, and the keyboard reaches all of them.
 """
 
-from __future__ import annotations
-
 import base64
 import random
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from tests.journeys.conftest import check_width, visit_layouts
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
 
 
 @pytest.fixture(autouse=True)
-def cleared_hourly_cache() -> Iterator[None]:
+def cleared_hourly_cache():
     from scheduling.monitoring.statistics import HourlyCache
 
     HourlyCache.clear_all()
@@ -41,7 +35,7 @@ def cleared_hourly_cache() -> Iterator[None]:
 
 
 @pytest.fixture
-def busy_week(matrix: MatrixBuilder) -> None:
+def busy_week(matrix):
     """A week of touches, with a spike of failures two hours ago."""
     from scheduling.admin.dashboard.overview import MODELS
     from scheduling.ids import first_id_at
@@ -53,7 +47,7 @@ def busy_week(matrix: MatrixBuilder) -> None:
     nodes = [matrix.node(key, trigger=key) for key in ("presale-download", "insale-paid", "aftersale-survey")]
     for model in MODELS:
         older = changed_at if model is Node else now() - timedelta(days=40)
-        model.history.update(history_date=older)  # type: ignore[attr-defined]
+        model.history.update(history_date=older)
     ann = Customer.objects.create(user_id="ann", name="王小安", level="vip")
     touches, events = [], []
     reasons = ["cap"] * 6 + ["dedupe"] * 4 + ["conversation"] * 3 + ["quiet_hours", "opted_out", "rollout"]
@@ -98,7 +92,7 @@ def busy_week(matrix: MatrixBuilder) -> None:
 
 
 @pytest.fixture
-def busy_shops_and_chats(transactional_db: None) -> None:
+def busy_shops_and_chats(transactional_db):
     """A day of runs, and of guide messages."""
     from rpa_tasks.models import Flow, Job, Platform, Run, Shop
 
@@ -121,7 +115,7 @@ def busy_shops_and_chats(transactional_db: None) -> None:
     Run.objects.bulk_create(runs)
 
 
-def advance_clock_until(page: Page, selector: str, state: Any = "visible") -> None:
+def advance_clock_until(page, selector, state="visible"):
     """Ten seconds after ten seconds: a look that is still under way plans the next one only when it is over."""
     from playwright.sync_api import TimeoutError as TooLate
 
@@ -134,7 +128,7 @@ def advance_clock_until(page: Page, selector: str, state: Any = "visible") -> No
 
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
-def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage) -> None:
+def test_dashboard_shows_charts_and_fits_in_all_layouts(ops):
     from django.contrib.auth.models import User
 
     from scheduling.models import DismissedChecklist
@@ -156,34 +150,34 @@ def test_dashboard_shows_charts_and_fits_in_all_layouts(ops: OpenPage) -> None:
 class Flower(BaseHTTPRequestHandler):
     """A page behind a login, as Flower is."""
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         known = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"ops:hush").decode()
         self.send_response(200 if known else 401)
         self.send_header("WWW-Authenticate", 'Basic realm="flower"')
         self.end_headers()
         self.wfile.write(b"the workers" if known else b"")
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         """Discard the log line."""
 
 
 @pytest.fixture
-def report_worker() -> Iterator[Callable[[str], None]]:
+def report_worker():
     """Report a worker every second until the test ends, as workers do every five: a report counts for 20 s."""
     from scheduling.monitoring.queues import WorkerReport, send_worker_report
 
-    names: list[str] = []
+    names = []
     stop = threading.Event()
 
-    def send_all() -> None:
+    def send_all():
         for name in names:
             send_worker_report(WorkerReport(name, 4, 0.5, ["touch.high", "touch.normal", "touch.low"], running=2))
 
-    def report(name: str) -> None:
+    def report(name):
         names.append(name)
         send_all()
 
-    def repeat() -> None:
+    def repeat():
         while not stop.wait(1):
             send_all()
 
@@ -195,9 +189,7 @@ def report_worker() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
-def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
-    ops: OpenPage, settings: Settings, report_worker: Callable[[str], None]
-) -> None:
+def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(ops, settings, report_worker):
     from scheduling.models import Pause
 
     report_worker("core@host1")
@@ -236,7 +228,7 @@ def test_operator_starts_with_waiting_work_then_sees_workers_and_flower(
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_dashboard_refreshes_pauses_and_reports_errors(ops: OpenPage, record_event: RecordEvent) -> None:
+def test_dashboard_refreshes_pauses_and_reports_errors(ops, record_event):
     from scheduling.models import Touch
 
     page = ops("en")
@@ -290,7 +282,7 @@ def test_dashboard_refreshes_pauses_and_reports_errors(ops: OpenPage, record_eve
     page.click("#live-hold")
     page.wait_for_selector("#live-held:has-text('Refresh stopped')")
 
-    under_way: list[Any] = []
+    under_way = []
     page.route("**/admin/", lambda route: under_way.append((route, route.fetch(timeout=90_000))), times=1)
     page.keyboard.press("r")
     for _ in range(900):
@@ -317,7 +309,7 @@ def test_dashboard_refreshes_pauses_and_reports_errors(ops: OpenPage, record_eve
 
 
 @pytest.mark.usefixtures("valkey")
-def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage) -> None:
+def test_chart_with_greater_sign_stays_until_its_data_change(ops):
     """Pauses after half an hour have the label `> 1800 s`, which the canvas has in an attribute."""
     from django.urls import reverse
 
@@ -334,7 +326,7 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage) -> N
     assert "> 1800 s" in canvas.get_attribute("data-value")
     page.set_default_timeout(20_000)
 
-    def look_again() -> None:
+    def look_again():
         with page.expect_request_finished(lambda request: "x-live" in request.headers):
             page.clock.run_for(10_000)
         page.wait_for_timeout(200)
@@ -348,7 +340,7 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage) -> N
     page.evaluate("window.drawn = Chart.getChart(document.querySelector('canvas.chart'))")
     see = "() => { const { data } = Chart.getChart(document.querySelector('canvas.chart')); return data.labels.at(-1) }"
 
-    def rename_bar(route: Any) -> None:
+    def rename_bar(route):
         answer = route.fetch()
         text = answer.text()
         value = text.partition('data-value="')[2].partition('"')[0]
@@ -371,7 +363,7 @@ def test_chart_with_greater_sign_stays_until_its_data_change(ops: OpenPage) -> N
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
-def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage) -> None:
+def test_chart_link_opens_rows_and_keyboard_navigates(ops):
     page = ops("en")
     page.goto("/admin/")
     canvas = page.locator("#chart-ended ~ .at-plot canvas")
@@ -413,7 +405,7 @@ def test_chart_link_opens_rows_and_keyboard_navigates(ops: OpenPage) -> None:
 
 
 @pytest.mark.usefixtures("customer_with_nodes", "valkey")
-def test_customer_page_fits_and_leads_to_touches(ops: OpenPage, record_event: RecordEvent) -> None:
+def test_customer_page_fits_and_leads_to_touches(ops, record_event):
     from scheduling.models import Customer
     from tests.scheduling.core.conftest import deliver
 
@@ -435,7 +427,7 @@ def test_customer_page_fits_and_leads_to_touches(ops: OpenPage, record_event: Re
 
 
 @pytest.fixture
-def customer_with_nodes(matrix: MatrixBuilder) -> None:
+def customer_with_nodes(matrix):
     """Nodes that have sent as much as the limit allows, and one whose time comes tomorrow."""
     from scheduling.models import Customer
 

@@ -3,9 +3,6 @@
 An editor changes a rule after a replay of the day.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,22 +11,16 @@ from django.db.models.functions import Now
 
 from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 MANY, FEW, READERS = 58, 5, 4
 
 
 @pytest.fixture
-def refusing_receiver(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    _sending: None,  # noqa: F811
-) -> Iterator[ScriptedReceiver]:
+def refusing_receiver(matrix, record_event, _sending):  # noqa: F811
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
     from scheduling.models import ChannelConfig, FailedTask
     from tests.scheduling.core.conftest import deliver
@@ -48,7 +39,7 @@ def refusing_receiver(
         yield receiver
 
 
-def deliver_waiting_touches() -> None:
+def deliver_waiting_touches():
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
@@ -60,13 +51,13 @@ def deliver_waiting_touches() -> None:
     deliver(list(waiting.values_list("pk", flat=True)))
 
 
-def count_delivered_retries() -> int:
+def count_delivered_retries():
     from scheduling.models import Touch
 
     return Touch.objects.filter(state="delivered", retry_of__isnull=False).count()
 
 
-def run_next_batch() -> None:
+def run_next_batch():
     """The next batch, and its time has come."""
     from scheduling.models import BulkAction
     from scheduling.operations import bulk_actions
@@ -75,7 +66,7 @@ def run_next_batch() -> None:
     bulk_actions.continue_bulk_actions()
 
 
-def test_failure_spike_is_retried_and_rule_is_edited(ops: OpenPage, refusing_receiver: ScriptedReceiver) -> None:
+def test_failure_spike_is_retried_and_rule_is_edited(ops, refusing_receiver):
     from scheduling.models import BulkAction, FailedTask
 
     page = ops(group="operator")
@@ -122,7 +113,7 @@ def test_failure_spike_is_retried_and_rule_is_edited(ops: OpenPage, refusing_rec
     tighten_cap(ops(group="editor"), draft)
 
 
-def tighten_cap(page: Page, draft: str) -> None:
+def tighten_cap(page, draft):
     from scheduling.experiments import drafts
     from scheduling.models import ConfigDraft, HarassmentRule
 
@@ -143,7 +134,7 @@ def tighten_cap(page: Page, draft: str) -> None:
     assert HarassmentRule.history.latest().history_user.username == "editor"
 
 
-def test_editor_takes_over_edits_and_requeues(ops: OpenPage, refusing_receiver: ScriptedReceiver) -> None:
+def test_editor_takes_over_edits_and_requeues(ops, refusing_receiver):
     """One failed task is assigned and discussed. An editor corrects its text, and the customer gets that."""
     from scheduling.models import FailedTask, Touch
 

@@ -1,20 +1,13 @@
 """An editor joins two nodes to a journey in a real browser, and the second message follows the first."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
-import pytest
-
-from tests.support.chromium import OpenPage, open_sections
-from tests.support.matrix import MatrixBuilder, RecordEvent
+from tests.support.chromium import open_sections
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT
 
 
-def test_editor_joins_nodes_and_second_message_follows(
-    ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_editor_joins_nodes_and_second_message_follows(ops, matrix, record_event, monkeypatch):
     from config.local.processes import wait_until
     from scheduling.ledger import ends
     from scheduling.models import Node, Touch

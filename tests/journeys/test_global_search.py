@@ -1,24 +1,20 @@
 """The search of every page by keyboard: it opens, chooses, leads on, and closes."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from django.urls import reverse
 
 from scheduling.operations.commands import update_customer
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    pass
 
 
 CHOSEN = "#global-search [aria-selected=true]"
 
 
-def test_search_by_keyboard_opens_a_result(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_search_by_keyboard_opens_a_result(ops, matrix):
     matrix.node("guide")
     update_customer("wang", {"name": "欧阳小明"})
     page = ops()
@@ -39,7 +35,7 @@ def test_search_by_keyboard_opens_a_result(ops: OpenPage, matrix: MatrixBuilder)
     page.wait_for_selector("h1:has-text('欧阳小明')")
 
 
-def test_search_arrows_choose(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_search_arrows_choose(ops, matrix):
     page = ops("en", width=390)
     page.goto(reverse("admin:index"))
     page.click("#menu-button")
@@ -53,7 +49,7 @@ def test_search_arrows_choose(ops: OpenPage, matrix: MatrixBuilder) -> None:
     page.wait_for_selector("select[name=scope]")
 
 
-def test_search_without_login_keeps_what_is_typed(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_search_without_login_keeps_what_is_typed(ops, matrix):
     page = ops("en")
     page.goto(reverse("admin:scheduling_pause_add"))
     page.fill("[name=reason]", "a long reason")
@@ -63,10 +59,10 @@ def test_search_without_login_keeps_what_is_typed(ops: OpenPage, matrix: MatrixB
     assert page.input_value("[name=reason]") == "a long reason"
 
 
-def test_enter_opens_no_result_of_an_earlier_term(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_enter_opens_no_result_of_an_earlier_term(ops, matrix):
     """The answer for the term is still under way."""
     page = ops("en")
-    held: list[Route] = []
+    held = []
     page.goto(reverse("admin:index"))
     page.keyboard.press("Control+k")
     page.keyboard.type("pause")

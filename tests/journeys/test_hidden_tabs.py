@@ -3,25 +3,18 @@
 Playwright keeps each page visible and its timers in time, so this Chromium is a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django import DjangoDbBlocker
 
 from config.local.processes import wait_until
 from rpa_tasks.browsers import devtools
@@ -51,15 +44,15 @@ LONGEST_PAUSE = "Math.max(...turns.slice(1).map((at, before) => at - turns[befor
 class Tabs:
     """The tabs of one window. The last one that was opened is shown."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self._port = port
 
-    def open(self, url: str = "about:blank") -> Tab:
+    def open(self, url="about:blank"):
         path = devtools.websocket_path(self._port)
         opened = devtools.send_command(self._port, path, "Target.createTarget", timeout=WAIT_LIMIT, url=url)
         return Tab(self._port, opened["targetId"])
 
-    def log_in(self, url: str, user: User) -> None:
+    def log_in(self, url, user):
         client = Client()
         client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
         cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": url}
@@ -67,28 +60,28 @@ class Tabs:
 
 
 class Tab:
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port, name):
         self._port, self._path = port, f"/devtools/page/{name}"
 
-    def evaluate(self, script: str) -> Any:
+    def evaluate(self, script):
         answer = devtools.send_command(
             self._port, self._path, "Runtime.evaluate", timeout=WAIT_LIMIT, expression=script, returnByValue=True
         )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = WAIT_LIMIT) -> None:
+    def wait_for(self, script, seconds=WAIT_LIMIT):
         assert wait_until(lambda: self.evaluate(f"Boolean({script})"), seconds, pause=0.5), script
 
 
 @pytest.fixture(scope="module")
-def site_url(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def site_url(django_db_setup, django_db_blocker):
     with django_db_blocker.unblock(), web() as address, process("manage.py", "watch_sessions"):
         yield f"http://{address}"
 
 
 @pytest.fixture
-def tabs(tmp_path: Path) -> Iterator[Tabs]:
+def tabs(tmp_path):
     command = [find_chromium(), *FLAGS, "--remote-debugging-port=0", f"--user-data-dir={tmp_path}"]
     command += ["--no-sandbox"] if os.geteuid() == 0 else []
     running = subprocess.Popen([*command, "about:blank"], stderr=subprocess.DEVNULL, start_new_session=True)
@@ -102,7 +95,7 @@ def tabs(tmp_path: Path) -> Iterator[Tabs]:
 
 
 @pytest.fixture
-def take_over(transactional_db: None) -> TakeOver:
+def take_over(transactional_db):
     """A take-over of `ops`, whose node is this test."""
     user = User.objects.create_superuser("ops")
     shop = Shop.objects.create(platform=Platform.objects.create(key="pdd", name="PDD"), shop_id="s1", name="Flagship")
@@ -112,9 +105,7 @@ def take_over(transactional_db: None) -> TakeOver:
     )  # fmt: skip
 
 
-def test_pages_of_hidden_tabs_are_heard_in_time(
-    tabs: Tabs, site_url: str, take_over: TakeOver, valkey: redis.Redis
-) -> None:
+def test_pages_of_hidden_tabs_are_heard_in_time(tabs, site_url, take_over, valkey):
     """A chat with a threshold of 30 s, and a take-over, whose connection ends after 20 s of silence."""
     call_command("bootstrap", verbosity=0)
     chat = tabs.open(f"{site_url}/demo/chat/?tag=new")
@@ -147,7 +138,7 @@ def test_pages_of_hidden_tabs_are_heard_in_time(
     assert {each["do"] for each in heard} == {"hello", "ping"}
 
 
-def read_actions(node: redis.client.PubSub, take_over: TakeOver) -> list[dict[str, Any]]:
+def read_actions(node, take_over):
     """Return what the page of the take-over has sent to the node until now."""
     sealer = Sealer(bytes(take_over.key or b""), to_node_channel(take_over.pk))
     found = []

@@ -1,16 +1,11 @@
 """Lists, rows, actions and confirmations are reached by Tab, and the focus is visible at each stop."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
-
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 MOST_STOPS = 120
 #: What a focused element, or the element around it, draws: an outline, a ring or a border of another colour.
@@ -24,7 +19,7 @@ FOCUS = """target => {
 }"""
 
 
-def tab_to(page: Page, target: str) -> None:
+def tab_to(page, target):
     """Press Tab until an element that matches has the focus. Each stop on the way shows it.
 
     After the last stop the browser starts at the top again, with the focus on the body.
@@ -41,13 +36,13 @@ def tab_to(page: Page, target: str) -> None:
     pytest.fail(f"Tab does not reach {target}")
 
 
-def press_at(page: Page, target: str, key: str = "Enter") -> None:
+def press_at(page, target, key="Enter"):
     """Reach an element by Tab and press a key there."""
     tab_to(page, target)
     page.keyboard.press(key)
 
 
-def confirm(page: Page, reason: str = "") -> None:
+def confirm(page, reason=""):
     """Submit the confirmation, with a reason if it asks for one."""
     if reason:
         page.wait_for_selector("[name=reason]")
@@ -57,7 +52,7 @@ def confirm(page: Page, reason: str = "") -> None:
     press_at(page, "#content-main button[type=submit]")
 
 
-def test_touch_is_cancelled_by_keyboard(ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_touch_is_cancelled_by_keyboard(ops, matrix, record_event):
     from scheduling.models import Touch
 
     matrix.node("guide")
@@ -74,7 +69,7 @@ def test_touch_is_cancelled_by_keyboard(ops: OpenPage, matrix: MatrixBuilder, re
     assert Touch.objects.get().state == "cancelled"
 
 
-def test_failed_task_is_retried_by_keyboard(ops: OpenPage, matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def test_failed_task_is_retried_by_keyboard(ops, matrix, record_event):
     from scheduling.models import FailedTask
     from tests.scheduling.core.conftest import deliver
 
@@ -92,7 +87,7 @@ def test_failed_task_is_retried_by_keyboard(ops: OpenPage, matrix: MatrixBuilder
     assert FailedTask.objects.get().state == "ignored"
 
 
-def test_node_of_matrix_is_paused_by_keyboard(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_node_of_matrix_is_paused_by_keyboard(ops, matrix):
     from scheduling.models import Pause
 
     node = matrix.node("guide")

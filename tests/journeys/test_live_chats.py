@@ -1,14 +1,9 @@
 """A look at the live chats and at how long they may be silent, in a real browser."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import redis
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -26,7 +21,7 @@ TAGS = {"vip": (timedelta(minutes=3), 42), "new": (timedelta(seconds=30), 117), 
 
 
 @pytest.fixture
-def chats(transactional_db: None, valkey: redis.Redis) -> None:
+def chats(transactional_db, valkey):
     """Some hundred chats, a few of them paused, and what became of a day's guide messages."""
     for tag, (threshold, _) in TAGS.items():
         SilencePolicy.objects.update_or_create(
@@ -50,11 +45,11 @@ def chats(transactional_db: None, valkey: redis.Redis) -> None:
     stats.send_report(sessions.live_store(), report, waits=False)
 
 
-def open_chat_page(page: Any, name: str, *args: Any) -> None:
+def open_chat_page(page, name, *args):
     page.goto(reverse(f"admin:chat_sessions_{name}", args=args))
 
 
-def test_live_chats_refresh_and_policy_edit_takes_effect(ops: Callable[..., Any], chats: None) -> None:
+def test_live_chats_refresh_and_policy_edit_takes_effect(ops, chats):
     page = ops()
     open_chat_page(page, "silencepolicy_chats")
     page.click("#nav-sidebar-apps >> text=会话总览")
@@ -88,7 +83,7 @@ def test_live_chats_refresh_and_policy_edit_takes_effect(ops: Callable[..., Any]
     save_screenshot(page, "silence-policy-history")
 
 
-def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: None) -> None:
+def test_operator_finds_why_a_chat_has_no_timer(ops, chats):
     SilencePolicy.objects.create(key="help", after="customer", threshold=timedelta(hours=1))
     policies.push_policies()
     sessions.live_store().note_activity([Frame("asked", "zoe", tag="help"), Frame("asked", "zoe", "", "agent", "tool")])
@@ -110,7 +105,7 @@ def test_operator_finds_why_a_chat_has_no_timer(ops: Callable[..., Any], chats: 
     page.wait_for_selector("#silence-list")
 
 
-def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(ops: Callable[..., Any], chats: None) -> None:
+def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(ops, chats):
     page = ops("en")
     page.clock.install()
     open_chat_page(page, "silencepolicy_chats")
@@ -122,12 +117,12 @@ def test_row_chosen_by_keyboard_stays_chosen_after_a_refresh(ops: Callable[..., 
     assert page.get_attribute("#live-list tr.at-here a:focus", "href") == chosen
 
 
-def test_page_that_is_not_refreshed_shows_it(ops: Callable[..., Any], chats: None) -> None:
+def test_page_that_is_not_refreshed_shows_it(ops, chats):
     """The first request gets no answer, the next one does."""
     page = ops("en")
-    requests: list[Any] = []
+    requests = []
 
-    def answer(route: Any) -> None:
+    def answer(route):
         if route.request.resource_type != "fetch":
             route.continue_()
             return
@@ -161,7 +156,7 @@ TIMEOUT_BY_CLOCK = """AbortSignal.timeout = (limit) => {
 }"""
 
 
-def test_chat_pages_fit_and_load_nothing_external(ops: Callable[..., Any], chats: None, site_url: str) -> None:
+def test_chat_pages_fit_and_load_nothing_external(ops, chats, site_url):
     """Those with figures. `test_accessibility` opens all pages."""
     Campaign.objects.create(key="double-11", starts_at=now(), ends_at=now() + timedelta(hours=7))
     for looks, language, scheme in (("", "zh-hans", "light"), ("-dark-en", "en", "dark")):

@@ -1,15 +1,11 @@
 """Limits offers, holds customers out of all nodes, and reads in the preview when and why a message is sent."""
 
-from __future__ import annotations
-
 from datetime import time, timedelta
 
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 
-def test_rules_and_holdout_are_edited_and_previewed(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_rules_and_holdout_are_edited_and_previewed(ops, matrix):
     from scheduling.models import HarassmentRule, Holdout
 
     Holdout.objects.create(pk=1)

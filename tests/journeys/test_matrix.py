@@ -1,22 +1,17 @@
 """An editor works in the matrix, in a real browser: a new node, a copy, another stage, off and on."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils.timezone import now
 
 from scheduling.monitoring.statistics import HourlyCache
 from tests.journeys.conftest import check_width
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 
 @pytest.fixture
-def busy_matrix(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
+def busy_matrix(matrix, record_event):
     """Three named nodes in two stages, with ended touches of yesterday and one that waits."""
     from scheduling.models import Customer, EventType, Stage, TemplateText, Touch
 
@@ -45,7 +40,7 @@ def busy_matrix(matrix: MatrixBuilder, record_event: RecordEvent) -> Any:
     return matrix
 
 
-def test_editor_adds_copies_moves_and_switches_nodes(ops: OpenPage, busy_matrix: MatrixBuilder) -> None:
+def test_editor_adds_copies_moves_and_switches_nodes(ops, busy_matrix):
     from scheduling.models import Node
 
     page = ops(group="editor")
@@ -102,13 +97,13 @@ def test_editor_adds_copies_moves_and_switches_nodes(ops: OpenPage, busy_matrix:
     page.wait_for_selector(f"#node-{node.pk}.off")
 
 
-def test_second_click_while_the_server_is_slow_copies_nothing(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_second_click_while_the_server_is_slow_copies_nothing(ops, matrix):
     from scheduling.models import Node
 
     matrix.node("guide")
     page = ops("en")
     page.clock.set_fixed_time(now())
-    held: list[Any] = []
+    held = []
     page.goto("/admin/scheduling/node/matrix/")
     page.route("**/copy/", lambda route: held.append(route))
     page.click(".at-card-menu summary")
@@ -124,7 +119,7 @@ def test_second_click_while_the_server_is_slow_copies_nothing(ops: OpenPage, mat
     assert len(held) == 1
 
 
-def test_preview_without_login_shows_no_earlier_text(ops: OpenPage, matrix: MatrixBuilder) -> None:
+def test_preview_without_login_shows_no_earlier_text(ops, matrix):
     page, template = ops("en"), matrix.template("guide", body="Good morning")
     page.goto(f"/admin/scheduling/template/{template.pk}/change/")
     page.wait_for_selector("#template-preview .at-bubble:has-text('Good morning')")

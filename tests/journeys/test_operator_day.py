@@ -1,20 +1,15 @@
 """A day in operations, in a real browser: an editor changes a delay, asks what would happen and watches a touch arrive,
 an operator retries a failed one. Each with no more rights than the group has."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 
 @pytest.fixture
-def article_matrix(matrix: MatrixBuilder) -> Any:
+def article_matrix(matrix):
     """The article's matrix, in short."""
     from scheduling.models import Customer, DelayRule, EventType, Stage
 
@@ -43,7 +38,7 @@ def article_matrix(matrix: MatrixBuilder) -> Any:
 
 
 @pytest.mark.usefixtures("article_matrix")
-def test_operations_day_edits_previews_delivers_and_retries(ops: OpenPage, record_event: RecordEvent) -> None:
+def test_operations_day_edits_previews_delivers_and_retries(ops, record_event):
     from scheduling.models import FailedTask, Node, Touch
     from tests.scheduling.core.conftest import deliver
 
@@ -111,7 +106,7 @@ def test_operations_day_edits_previews_delivers_and_retries(ops: OpenPage, recor
 
 
 @pytest.mark.usefixtures("article_matrix")
-def test_template_preview_follows_typed_text(ops: OpenPage) -> None:
+def test_template_preview_follows_typed_text(ops):
     from scheduling.models import Template
 
     page = ops("en")

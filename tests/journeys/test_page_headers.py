@@ -1,18 +1,13 @@
 """Every page works under the policy that it is sent with, in a real browser."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from django.urls import reverse
 
 from tests.journeys.conftest import record_csp_violations
-from tests.support.chromium import OpenPage
 from tests.support.waiting import WAIT_LIMIT_MS
 
 
-def test_scripts_of_the_back_office_run_under_its_policy(ops: OpenPage) -> None:
+def test_scripts_of_the_back_office_run_under_its_policy(ops):
     """Alpine lives, and so do menus that only it opens. `test_accessibility` opens every page."""
     page = ops("en")
     page.goto(reverse("admin:scheduling_touch_changelist"))
@@ -20,7 +15,7 @@ def test_scripts_of_the_back_office_run_under_its_policy(ops: OpenPage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
-def test_public_pages_follow_content_security_policy(chromium: Any, site_url: str, path: str) -> None:
+def test_public_pages_follow_content_security_policy(chromium, site_url, path):
     context, violations = chromium.new_context(), []
     context.set_default_timeout(WAIT_LIMIT_MS)
     record_csp_violations(context, violations)

@@ -1,8 +1,5 @@
 """A colleague is invited, comes in, sets the second factor up, and signs in with a code."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -14,18 +11,17 @@ from django.utils.timezone import now
 from scheduling.identity import totp
 from scheduling.management.commands.bootstrap import Command
 from tests.journeys.conftest import add_cookies
-from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    pass
 
 
 NAME, PASSWORD = "mei", "a password for mei alone"
 
 
-def sign_in(page: Page) -> None:
+def sign_in(page):
     page.goto("/admin/login/")
     page.fill("[name=username]", NAME)
     page.fill("[name=password]", PASSWORD)
@@ -33,11 +29,11 @@ def sign_in(page: Page) -> None:
 
 
 @pytest.fixture
-def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
+def new_page(chromium, site_url):
     """Open a page of a person who is not logged in."""
     contexts = []
 
-    def new_page(width: int = 1400) -> Page:
+    def new_page(width=1400):
         context = chromium.new_context(base_url=site_url, viewport={"width": width, "height": 900})
         contexts.append(context)
         add_cookies(context, site_url, "zh-hans")
@@ -49,9 +45,7 @@ def new_page(chromium: Browser, site_url: str) -> Iterator[Callable[..., Page]]:
         context.close()
 
 
-def test_people_invited_colleague_signs_in_with_a_code(
-    ops: OpenPage, new_page: Callable[..., Page], transactional_db: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_people_invited_colleague_signs_in_with_a_code(ops, new_page, transactional_db, monkeypatch):
     from scheduling.models import TotpDevice
 
     monkeypatch.setattr(totp, "DRIFT", 10)  # a code lasts five minutes on a machine that stalls

@@ -1,16 +1,10 @@
 """An editor describes a vendor's API, tests a template to one person, and sees an address fail for good."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 from django.urls import reverse
 
 from tests.scheduling.core.conftest import _sending, deliver_when_due  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 SETTINGS = """address: phone
@@ -27,7 +21,7 @@ TOKEN = {"access_token": "token-of-the-vendor", "expires_in": 7200}
 
 
 @pytest.fixture
-def vendor(_sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
+def vendor(_sending):  # noqa: F811
     from scheduling.channels.vendors.base import shared_tokens
 
     shared_tokens.cache_clear()
@@ -36,9 +30,7 @@ def vendor(_sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
     shared_tokens.cache_clear()
 
 
-def test_described_channel_reaches_a_person_and_disables_a_wrong_address(
-    ops: OpenPage, matrix: MatrixBuilder, vendor: ScriptedReceiver, record_event: RecordEvent
-) -> None:
+def test_described_channel_reaches_a_person_and_disables_a_wrong_address(ops, matrix, vendor, record_event):
     from scheduling.models import ChannelConfig, Customer
 
     Customer.objects.create(user_id="ann", name="王小安", addresses={"phone": "13800138000"})

@@ -1,19 +1,12 @@
 """A customer opens a link of a message and its address bounces: operators see both, and undo the block."""
 
-from __future__ import annotations
-
 from datetime import timedelta
-from typing import Any
 
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 
 
-def test_opened_link_is_followed_and_bounced_address_is_enabled_again(
-    ops: OpenPage, site_url: str, matrix: MatrixBuilder, record_event: RecordEvent, settings: Any
-) -> None:
+def test_opened_link_is_followed_and_bounced_address_is_enabled_again(ops, site_url, matrix, record_event, settings):
     from config.local.processes import wait_until
     from scheduling.channels.base import Report
     from scheduling.delivery.links import make_link_token

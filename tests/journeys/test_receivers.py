@@ -1,25 +1,15 @@
 """The page of receivers, in a browser."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
-import redis
 from django.conf import settings
 from django.utils.timezone import now
 
 from tests.journeys.conftest import visit_layouts
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.screenshots import save_screenshot
 
 
-def test_receivers_page_shows_rests_and_fits(
-    ops: OpenPage,
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    valkey: redis.Redis,
-) -> None:
+def test_receivers_page_shows_rests_and_fits(ops, matrix, record_event, valkey):
     from scheduling.channels.quota import QuotaGate
     from scheduling.delivery.lanes import LaneLoad, send_lane_report
     from scheduling.models import ChannelConfig, Community, Pause, Touch

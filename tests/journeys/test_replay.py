@@ -1,20 +1,15 @@
 """Edits a draft, replays the last days, reads what would have been sent, publishes it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from tests.journeys.conftest import check_width
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 
 @pytest.fixture
-def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> None:
+def week_of_events(matrix, record_event):
     """A week of downloads and orders."""
     from tests.scheduling.core.conftest import pass_time
 
@@ -31,7 +26,7 @@ def week_of_events(matrix: MatrixBuilder, record_event: Callable[..., Any]) -> N
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_replay_draft_is_run_and_published(ops: Callable[..., Any]) -> None:
+def test_replay_draft_is_run_and_published(ops):
     from scheduling.experiments import drafts
     from scheduling.models import ConfigDraft, HarassmentRule
 
@@ -67,7 +62,7 @@ def test_replay_draft_is_run_and_published(ops: Callable[..., Any]) -> None:
 
 
 @pytest.mark.usefixtures("week_of_events")
-def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., Any]) -> None:
+def test_edits_of_two_forms_are_tried_and_published_together(ops):
     from scheduling.experiments import drafts
     from scheduling.models import HarassmentRule, Node
 
@@ -100,9 +95,7 @@ def test_edits_of_two_forms_are_tried_and_published_together(ops: Callable[..., 
     assert node.history.latest().history_change_reason == "夜间少打扰"
 
 
-def test_node_edit_moves_waiting_touches(
-    ops: Callable[..., Any], matrix: MatrixBuilder, record_event: Callable[..., Any]
-) -> None:
+def test_node_edit_moves_waiting_touches(ops, matrix, record_event):
     from scheduling.models import Touch
 
     node = matrix.node(delay=timedelta(hours=2))

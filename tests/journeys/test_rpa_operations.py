@@ -1,19 +1,14 @@
 """A morning with the shops, in a real browser and with real runs: run now, watch, log in again, find the cause, retry
 with care, cancel."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from django.db import connections
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django import Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.jobs import wakeups
@@ -21,12 +16,11 @@ from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platfor
 from rpa_tasks.worker import runner
 from scheduling.models import FailedTask
 from tests.journeys.conftest import visit_layouts
-from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
 from tests.support.waiting import WAIT_LIMIT, WAIT_LIMIT_MS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    pass
 
 
 #: It reports progress, waits for its file, and ends with the code in the shop's file.
@@ -47,7 +41,7 @@ print(json.dumps({"result": {"read": 40, "written": 12}}))
 class Market:
     """A platform whose runs are scripted by the test."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         self.home = home
         self.pdd = Platform.objects.create(key="pdd", name="拼多多")
         command = ["{python}", "-c", COMMAND, "{param}", str(home)]
@@ -59,22 +53,22 @@ class Market:
         ):
             Shop.objects.create(platform=self.pdd, shop_id=f"s{number}", name=name)
 
-    def hold(self) -> None:
+    def hold(self):
         (self.home / "go").unlink(missing_ok=True)
 
-    def go_on(self) -> None:
+    def go_on(self):
         (self.home / "go").touch()
 
-    def fail(self, shop_id: str, code: int) -> None:
+    def fail(self, shop_id, code):
         (self.home / shop_id).write_text(str(code))
 
-    def repair(self) -> None:
+    def repair(self):
         for plan in self.home.glob("s*"):
             plan.unlink()
 
 
 @pytest.fixture
-def market(transactional_db: None, tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Market:
+def market(transactional_db, tmp_path, settings, monkeypatch):
     settings.AFTERTOUCH_NODE = "exec-1"
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda _: None)
     monkeypatch.setattr(wakeups, "wake_for_shops", lambda shops: None)
@@ -82,11 +76,11 @@ def market(transactional_db: None, tmp_path: Path, settings: Settings, monkeypat
 
 
 @pytest.fixture
-def worker(market: Market) -> Iterator[None]:
+def worker(market):
     """Takes whatever can start, one run at a time, until the test ends."""
     stop = threading.Event()
 
-    def work() -> None:
+    def work():
         try:
             while not stop.wait(0.1):
                 runner.run_startable_jobs(("high", "normal", "low"))
@@ -101,12 +95,12 @@ def worker(market: Market) -> Iterator[None]:
     thread.join()
 
 
-def open_admin_page(page: Page, name: str, *args: Any, query: str = "") -> None:
+def open_admin_page(page, name, *args, query=""):
     page.goto(reverse(f"admin:{name}", args=args) + query)
 
 
 @pytest.mark.usefixtures("worker")
-def test_shop_jobs_run_and_are_cancelled_from_browser(ops: OpenPage, market: Market) -> None:
+def test_shop_jobs_run_and_are_cancelled_from_browser(ops, market):
     page = ops()
     open_admin_page(page, "index")
 
@@ -159,14 +153,14 @@ def test_shop_jobs_run_and_are_cancelled_from_browser(ops: OpenPage, market: Mar
     assert (doomed.state, doomed.runs.get().outcome) == ("cancelled", "cancelled")
 
 
-def finish_run_and_check(page: Page, market: Market) -> None:
+def finish_run_and_check(page, market):
     market.go_on()
     page.wait_for_selector(".at-job-now .at-tag:has-text('成功')")
     assert page.evaluate("window.stayed"), "the page was not loaded again"
     assert '"written": 12' in page.inner_text("#job-body")
 
 
-def run_now(page: Page, shop_id: str) -> None:
+def run_now(page, shop_id):
     open_admin_page(page, "rpa_tasks_shop_run_now_many", query=f"?shops={Shop.objects.get(shop_id=shop_id).pk}")
     page.click("form button:has-text('立即运行')")
     page.wait_for_selector(".at-figure:has-text('已发布')")
@@ -174,7 +168,7 @@ def run_now(page: Page, shop_id: str) -> None:
 
 @pytest.mark.timeout(600)  # six runs
 @pytest.mark.usefixtures("worker")
-def test_failed_jobs_of_one_cause_are_retried(ops: OpenPage, market: Market) -> None:
+def test_failed_jobs_of_one_cause_are_retried(ops, market):
     page = ops()
     market.go_on()
     shops = list(Shop.objects.all()[:3])
@@ -205,7 +199,7 @@ def test_failed_jobs_of_one_cause_are_retried(ops: OpenPage, market: Market) -> 
     assert wait_until(lambda: again.count() == 3, WAIT_LIMIT)
 
 
-def running_job(market: Market) -> Job:
+def running_job(market):
     """Some other node's; nothing runs here."""
     shop = Shop.objects.get(shop_id="s1")
     flow = Flow.objects.get()
@@ -218,7 +212,7 @@ def running_job(market: Market) -> Job:
     return job
 
 
-def test_rpa_pages_fit_in_all_layouts(ops: OpenPage, market: Market) -> None:
+def test_rpa_pages_fit_in_all_layouts(ops, market):
     """Those that show states, with every state. `test_accessibility` opens all pages."""
     running_job(market)
     create_sample_rows(market)
@@ -230,7 +224,7 @@ def test_rpa_pages_fit_in_all_layouts(ops: OpenPage, market: Market) -> None:
                 save_screenshot(page, f"rpa-{shown}{looks}{narrow}")
 
 
-def create_sample_rows(market: Market) -> None:
+def create_sample_rows(market):
     for number, (state, changes) in enumerate(
         (
             ("failed", {"reason": "exit_65", "node": "exec-1"}),

@@ -1,20 +1,15 @@
 """An operator logs a shop in from the back office: the page drives the shop's real browser on the node."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from django.urls import reverse
 from django.utils.timezone import now
-from pytest_django import DjangoDbBlocker, Settings
 
 from config.local.processes import wait_until
 from rpa_tasks.browsers import upkeep
@@ -25,13 +20,12 @@ from tests.journeys.conftest import check_width
 from tests.rpa_tasks.browsers import operator_page
 from tests.rpa_tasks.browsers.browser_processes import extend_time_limits, list_pool_processes
 from tests.sessions.websocket.web_processes import web
-from tests.support.chromium import OpenPage
 from tests.support.screenshots import save_screenshot
 from tests.support.thread_servers import serving_in_thread
 from tests.support.waiting import WAIT_LIMIT
 
 if TYPE_CHECKING:
-    from playwright.sync_api import APIResponse, Page, Route, WebSocket
+    pass
 
 
 PASTE = """() => {
@@ -43,14 +37,14 @@ PASTE = """() => {
 
 
 @pytest.fixture(scope="module")
-def site_url(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def site_url(django_db_setup, django_db_blocker):
     """A real web process: Django's own test server has no WebSockets."""
     with django_db_blocker.unblock(), web() as address:
         yield f"http://{address}"
 
 
 @pytest.fixture
-def node(settings: Settings, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis) -> Iterator[None]:
+def node(settings, monkeypatch, valkey):
     """This process hosts the take-overs of the node `exec-1`."""
     folder = Path(tempfile.mkdtemp(prefix="pool-"))
     settings.AFTERTOUCH_STATE_DIR, settings.AFTERTOUCH_NODE = folder, "exec-1"
@@ -67,27 +61,27 @@ def node(settings: Settings, monkeypatch: pytest.MonkeyPatch, valkey: redis.Redi
 
 
 @pytest.fixture
-def shop(transactional_db: None) -> Shop:
+def shop(transactional_db):
     platform = Platform.objects.create(key="pdd", name="拼多多")
     return Shop.objects.create(platform=platform, shop_id="s1", name="旗舰店", login_state=LoginState.NEEDED)
 
 
 @pytest.fixture
-def site() -> Iterator[operator_page.Platform]:
+def site():
     site = operator_page.Platform()
     with serving_in_thread(site):
         yield site
 
 
-def click_page(page: Page, x: float, y: float) -> None:
+def click_page(page, x, y):
     """Click at a place of the shop's page, in parts of its size."""
     box = page.locator("#take-over-page").bounding_box()
     page.mouse.click(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
 
 
-def end_before_answer(page: Page, socket: WebSocket) -> None:
+def end_before_answer(page, socket):
     """Continue the jobs; the take-over's socket closes before the page gets the answer of its form."""
-    held: list[tuple[Route, APIResponse]] = []
+    held = []
     page.route(page.url, lambda route: held.append((route, route.fetch(max_redirects=0))))
     page.click("form button:has-text('已登录，继续任务')", no_wait_after=True)
     if not socket.is_closed():
@@ -97,7 +91,7 @@ def end_before_answer(page: Page, socket: WebSocket) -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_operator_logs_a_shop_in_from_the_back_office(ops: OpenPage, shop: Shop, site: operator_page.Platform) -> None:
+def test_operator_logs_a_shop_in_from_the_back_office(ops, shop, site):
     page = ops(group="operator")
     page.goto(reverse("admin:rpa_tasks_shop_changelist"))
     page.click("#result_list tr:has-text('旗舰店') >> text=接管")

@@ -1,38 +1,30 @@
 """An editor subscribes another system to what happens, sees it fail and rest, and sends a range again."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 from django.utils.timezone import localtime, now
-from pytest_django import Settings
 
 from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.chromium import OpenPage
-from tests.support.matrix import MatrixBuilder
 from tests.support.screenshots import save_screenshot
 
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
 
 
 @pytest.fixture
-def crm(settings: Settings) -> Iterator[ScriptedReceiver]:
+def crm(settings):
     settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
     with ScriptedReceiver() as server:
         yield server
 
 
-def test_subscription_is_created_rests_and_sends_a_range_again(
-    ops: OpenPage, matrix: MatrixBuilder, crm: ScriptedReceiver
-) -> None:
+def test_subscription_is_created_rests_and_sends_a_range_again(ops, matrix, crm):
     from scheduling.models import WebhookEndpoint, WebhookSubscription
     from tests.scheduling.webhooks import conftest as outbox
     from tests.scheduling.webhooks.conftest import note_changes, pass_time
 
-    def send_all() -> None:
+    def send_all():
         """Run a sender in another thread: Playwright has an event loop in this one."""
         with ThreadPoolExecutor(1) as sender:
             sender.submit(outbox.send_all).result()

@@ -1,7 +1,5 @@
 """Every message of the product, Unfold, celery-beat, simple-history and Django has a Chinese translation."""
 
-from __future__ import annotations
-
 import ast
 import gettext
 import json
@@ -9,19 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from django.contrib import admin
-from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 from django.utils.translation.template import templatize
 
 from config.environment import ROOT
-from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, THIRD_PARTY, Word, entries
+from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, THIRD_PARTY, entries
 from tests.support.tables import each_row
 
 SHOWN = (
@@ -38,8 +34,8 @@ each_catalogue = each_row("path", CATALOGUES)
 
 
 @each_file
-def test_catalogue_entries_are_unique_and_reviewed_and_keep_their_placeholders(path: Path) -> None:
-    def names(text: str) -> set[str]:
+def test_catalogue_entries_are_unique_and_reviewed_and_keep_their_placeholders(path):
+    def names(text):
         return set(re.findall(r"%\(\w+\)s|\{\w*\}|%[sd]", text))
 
     found = entries(path)
@@ -55,7 +51,7 @@ def test_catalogue_entries_are_unique_and_reviewed_and_keep_their_placeholders(p
 
 
 @each_file
-def test_compiled_catalogue_matches_source(path: Path) -> None:
+def test_compiled_catalogue_matches_source(path):
     """Not by the files' times: a checkout gives both the same."""
     with path.with_suffix(".mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
@@ -70,7 +66,7 @@ def test_compiled_catalogue_matches_source(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def source_strings(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
+def source_strings(tmp_path_factory):
     """What makemessages finds in a copy of our code and our pages."""
     if not shutil.which("xgettext"):
         pytest.skip("missing service: gettext (xgettext)")
@@ -86,17 +82,17 @@ def source_strings(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
     return {entry.word for entry in entries(copy / "locale/zh_Hans/LC_MESSAGES/django.po")}
 
 
-def test_every_own_string_is_in_a_catalogue(source_strings: set[Word]) -> None:
+def test_every_own_string_is_in_a_catalogue(source_strings):
     known = {entry.word for path in CATALOGUES for entry in entries(path)}
     assert sorted(source_strings - known) == [], "run makemessages, translate, run compilemessages"
 
 
 @each_catalogue
-def test_catalogue_has_no_unused_entries(path: Path, source_strings: set[Word]) -> None:
+def test_catalogue_has_no_unused_entries(path, source_strings):
     assert sorted({entry.word for entry in entries(path)} - source_strings) == [], "take it out"
 
 
-def test_admin_script_strings_are_translated(client: Client) -> None:
+def test_admin_script_strings_are_translated(client):
     """Those of the calendar, and of choosing several."""
     client.cookies["django_language"] = "zh-hans"
     script = client.get(reverse("admin:jsi18n")).content.decode()
@@ -113,7 +109,7 @@ def test_admin_script_strings_are_translated(client: Client) -> None:
     assert missing == [], f"add it to {SCRIPTS.name}"
 
 
-def test_library_strings_are_translated() -> None:
+def test_library_strings_are_translated():
     with translation.override("zh-hans"):
         missing = {
             word
@@ -125,7 +121,7 @@ def test_library_strings_are_translated() -> None:
     assert sorted(missing) == [], f"add it to {THIRD_PARTY.relative_to(ROOT)}"
 
 
-def _read_words(module: str) -> list[tuple[str, str]]:
+def _read_words(module):
     """Each word in its code and its pages with its plural, or with an empty text."""
     origin = find_spec(module)
     assert origin is not None
@@ -140,7 +136,7 @@ def _read_words(module: str) -> list[tuple[str, str]]:
     ]
 
 
-def _in_python(path: Path) -> Iterator[tuple[str, str]]:
+def _in_python(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -151,7 +147,7 @@ def _in_python(path: Path) -> Iterator[tuple[str, str]]:
                 yield words[0], words[1]
 
 
-def _in_page(path: Path) -> Iterator[tuple[str, str]]:
+def _in_page(path):
     text = r"u?('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     for call, first, second, tag in re.findall(
         rf"\b(n?gettext)\({text}(?:, ?{text})?|_\({text}\)", templatize(path.read_text("utf-8"))

@@ -1,11 +1,6 @@
 """Jobs have their own words beside messages, in failed tasks and schedules."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
-from django.test import Client
 from django.urls import reverse
 from django.utils.translation import override
 from django_celery_beat.models import CrontabSchedule
@@ -18,7 +13,6 @@ from tests.language.catalogue import CATALOGUES, entries
 from tests.language.page_texts import words
 from tests.rpa_tasks.admin.conftest import Market
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,12 +20,12 @@ OF_TOUCHES = ("customer", "deliver", "receiver", "sent", "arrive")
 
 
 @pytest.fixture
-def ops(as_member: Callable[[str], Client]) -> Client:
+def ops(as_member):
     return as_member("admin")
 
 
 @pytest.fixture
-def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
+def job(db, monkeypatch):
     """A run of unknown effect, so that every button is there."""
     monkeypatch.setattr(wakeups.wakeup_publisher, "submit", lambda _: None)
     Market().failed("s1", detail="42")
@@ -42,19 +36,19 @@ def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
 
 
 @pytest.fixture
-def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> FailedTask:
+def touch(matrix, record_event):
     matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
     deliver(record_event().task_ids)
     return FailedTask.objects.get(origin="touch")
 
 
-def page(ops: Client, row: FailedTask, verb: str) -> str:
+def page(ops, row, verb):
     answer = ops.get(reverse("admin:scheduling_failedtask_act", args=[row.pk, verb]))
     return " ".join(words(answer.content.decode()))
 
 
 @override("en")
-def test_job_actions_are_described_as_runs() -> None:
+def test_job_actions_are_described_as_runs():
     for verb, deed in FAILED_TASK_ACTIONS.items():
         said = deed.for_origins("rpa_job")
         text = f"{said.title} {said.explains}".lower().replace("delivery key", "")
@@ -62,7 +56,7 @@ def test_job_actions_are_described_as_runs() -> None:
         assert deed.for_origins("touch") == deed.for_origins("touch", "rpa_job") == deed
 
 
-def test_pages_of_actions_describe_runs_or_messages(ops: Client, job: FailedTask, touch: FailedTask) -> None:
+def test_pages_of_actions_describe_runs_or_messages(ops, job, touch):
     for row in (job, touch):
         said = FAILED_TASK_ACTIONS["retry"].for_origins(row.origin).explains
         with override("en"):
@@ -70,7 +64,7 @@ def test_pages_of_actions_describe_runs_or_messages(ops: Client, job: FailedTask
 
 
 @pytest.mark.parametrize(("act", "state"), [("delivered", "succeeded"), ("not_delivered", "no effect")])
-def test_resolved_job_shows_effect_or_no_effect(ops: Client, job: FailedTask, act: str, state: str) -> None:
+def test_resolved_job_shows_effect_or_no_effect(ops, job, act, state):
     ops.post(reverse("admin:scheduling_failedtask_act", args=[job.pk, act]), {"reason": "looked it up"})
     said = " ".join(words(ops.get(reverse("admin:scheduling_failedtask_change", args=[job.pk])).content.decode()))
     assert f"Resolved: {state}" in said
@@ -85,13 +79,13 @@ def test_resolved_job_shows_effect_or_no_effect(ops: Client, job: FailedTask, ac
         ("en", "Every 5 minutes, between 09:00 and 18:59, Monday through Friday (Asia/Shanghai)"),
     ],
 )
-def test_crontab_is_described_in_reader_language(language: str, said: str) -> None:
+def test_crontab_is_described_in_reader_language(language, said):
     row = CrontabSchedule(minute="*/5", hour="9-18", day_of_week="1-5", timezone="Asia/Shanghai")
     with override(language):
         assert describe_crontab(row) == said
 
 
-def test_chinese_has_one_term_for_each_concept() -> None:
+def test_chinese_has_one_term_for_each_concept():
     """A lane is 店铺通道 or 接收通道; a way to reach a receiver is 渠道, the end of a timer 沉默, a chat id 社群 ID."""
     said = {entry.word[1]: entry.translations for path in CATALOGUES for entry in entries(path)}
     texts = [text for translations in said.values() for text in translations]

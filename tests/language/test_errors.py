@@ -1,11 +1,7 @@
 """An error is English in answers and logs, and a page prints it in its reader's language."""
 
-from __future__ import annotations
-
 import ast
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from django.utils.translation import override
@@ -43,7 +39,7 @@ COLLECTORS = {"add"}  #: with field and text
         (ErrorText(""), "", ""),
     ],
 )
-def test_text_is_english_and_translated_on_a_page(text: str, english: str, chinese: str) -> None:
+def test_text_is_english_and_translated_on_a_page(text, english, chinese):
     stored = json.loads(json.dumps(ErrorText.dump(text)))
     for each in (text, ErrorText.load(stored)):
         with override("zh-hans"):
@@ -54,7 +50,7 @@ def test_text_is_english_and_translated_on_a_page(text: str, english: str, chine
         assert translate_error(text) == chinese
 
 
-def test_exceptions_keep_their_texts() -> None:
+def test_exceptions_keep_their_texts():
     with pytest.raises(InvalidInput, match="share: must be between 0 and 100") as wrong, errors_within("share"):
         check_number(101, 0, 100)
     texts = [
@@ -65,7 +61,7 @@ def test_exceptions_keep_their_texts() -> None:
         assert [translate_error(each) for each in texts] == [RANGE_ZH] * 4
 
 
-def test_errors_that_pages_can_show_are_in_the_catalogues() -> None:
+def test_errors_that_pages_can_show_are_in_the_catalogues():
     """`_("…")` is: `test_every_own_string_is_in_a_catalogue` finds each."""
     paths = [path for name in ("scheduling", "rpa_tasks", "sessions") for path in sorted((ROOT / name).rglob("*.py"))]
     plain = [
@@ -77,7 +73,7 @@ def test_errors_that_pages_can_show_are_in_the_catalogues() -> None:
     assert plain == [], "write _(…), the ErrorText of scheduling.error_text"
 
 
-def _find_plain_errors(path: Path) -> Iterator[int]:
+def _find_plain_errors(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and node.args:
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -85,7 +81,7 @@ def _find_plain_errors(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def _has_plain_words(node: ast.expr) -> bool:
+def _has_plain_words(node):
     if isinstance(node, ast.IfExp):
         return _has_plain_words(node.body) or _has_plain_words(node.orelse)
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import pytest
@@ -38,7 +36,6 @@ from tests.language.page_texts import Text, Texts, read_words, words
 from tests.security import admin_pages
 from tests.security.admin_pages import MODELS, page_addresses
 from tests.security.test_lookups import accepts, address
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("static_root")]
 
@@ -60,7 +57,7 @@ TIME = re.compile(
 INSTANT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d\d:\d\d")
 
 
-def member(language: str, *, staff: bool = True) -> Client:
+def member(language, *, staff=True):
     client = Client(headers={"accept-language": language})
     client.cookies["django_language"] = language
     if staff:
@@ -72,7 +69,7 @@ def member(language: str, *, staff: bool = True) -> Client:
 
 
 @pytest.fixture
-def unreadable_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def unreadable_rows(matrix, record_event):
     """A row of everything. No secret is readable."""
     Command().grant_permissions()
     admin_pages.build(matrix, record_event)
@@ -84,10 +81,10 @@ def unreadable_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     snapshot._snapshot = None
 
 
-def english_in(said: str) -> str:
+def english_in(said):
     """Two words in a row that are nothing but letters: no key, no name of a file, no address."""
     for part in re.split(r"[^\x21-\x7e ]+", said):
-        row: list[str] = []
+        row = []
         for token in [*part.split(" "), ""]:
             if re.fullmatch(r"[(“\"']?[A-Za-z][a-z'’]+[)”\"',.:;!?]*", token):
                 row.append(token)
@@ -98,14 +95,14 @@ def english_in(said: str) -> str:
     return ""
 
 
-def untranslated() -> set[str]:
+def untranslated():
     """Return single words of the catalogues that a Chinese page must translate."""
     found = {entry.said["msgid"] for path in CATALOGUES for entry in entries(path) if entry.said["msgid"].isalpha()}
     return {word for word in found if word.istitle() and len(word) > 3} - NAMES
 
 
 @pytest.mark.usefixtures("unreadable_rows")
-def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english(hide_menu: Callable[[], None]) -> None:
+def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english(hide_menu):
     client = member("zh-hans")
     user = User.objects.get(username="u0")
     pages = read_pages(client, [reverse("admin:index")])
@@ -125,7 +122,7 @@ def test_chinese_pages_open_with_unreadable_secrets_and_show_no_english(hide_men
 
 
 @pytest.fixture
-def odd_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def odd_rows(matrix, record_event):
     """A row of everything, with odd ids."""
     admin_pages.build(matrix, lambda *args, **named: record_event(*args, **{"user": ODD, **named}))
     Shop.objects.filter(shop_id="s1").update(shop_id=ODD, name="")
@@ -137,7 +134,7 @@ def odd_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     record_event("session.silent", ODD, source=SOURCE, event_id=f"{ODD}:{int(now().timestamp() * 1_000_000)}")
 
 
-def pages_of_odd_rows() -> list[str]:
+def pages_of_odd_rows():
     """Pages of the rows with odd ids that `page_addresses` does not read, and searches for them."""
     shop, job = Shop.objects.get(shop_id=ODD), Job.objects.filter(shop__shop_id=ODD)[0]
     rows = {"scheduling_failedtask": FailedTask.objects.filter(origin="rpa_job")[0], "rpa_tasks_shop": shop}
@@ -149,7 +146,7 @@ def pages_of_odd_rows() -> list[str]:
     return [*pages, reverse("admin:chat_sessions_silencepolicy_chats"), chat]
 
 
-def histories(user: User) -> list[str]:
+def histories(user):
     """Of an odd customer, with an entry of Django's own log, and of a row that was changed."""
     customer, campaign = Customer.objects.get(user_id=ODD), Campaign.objects.get(key="sale")
     LogEntry.objects.log_actions(user.pk, [customer], CHANGE, "Enabled again.", single_object=True)
@@ -167,11 +164,11 @@ class Shown:
     texts: list[Text]
 
 
-def read_pages(client: Client, addresses: Iterable[str]) -> dict[str, Shown]:
+def read_pages(client, addresses):
     """The pages by their address; for one that leads to another, by that."""
     pages = {}
     for page in addresses:
-        answer: Any = client.get(page, follow=True)
+        answer = client.get(page, follow=True)
         assert answer.status_code == 200, page
         drawn = answer.content.decode()
         pages[answer.redirect_chain[-1][0] if answer.redirect_chain else page] = Shown(drawn, Texts(drawn).found)
@@ -179,9 +176,7 @@ def read_pages(client: Client, addresses: Iterable[str]) -> dict[str, Shown]:
 
 
 @pytest.mark.usefixtures("odd_rows")
-def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_links_that_lead_on(
-    hide_menu: Callable[[], None],
-) -> None:
+def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_links_that_lead_on(hide_menu):
     client = member("en")
     user = User.objects.get(username="u0")
     of_customer, of_campaign = histories(user)
@@ -202,14 +197,14 @@ def test_english_pages_are_in_one_language_with_complete_times_visible_ids_and_l
     check_times_and_ids(read_pages(client, changes))
 
 
-def list_chinese(pages: dict[str, Shown]) -> list[tuple[str, str]]:
+def list_chinese(pages):
     said = {
         (each, page) for page in pages if not page.startswith(STORED_WORDS) for each in read_words(pages[page].texts)
     }
     return sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES)
 
 
-def list_wrong_headings(client: Client, pages: dict[str, Shown]) -> Iterable[Any]:
+def list_wrong_headings(client, pages):
     """Each tab of the menu names the heading and the title of its page."""
     tabs = [tab for _title, entries in list_menu_groups() for entry in entries for tab in entry.tabs]
     opened = read_pages(client, [tab.link for tab in tabs if tab.link not in pages]) | pages
@@ -227,11 +222,11 @@ def list_wrong_headings(client: Client, pages: dict[str, Shown]) -> Iterable[Any
     return wrong
 
 
-def plain(markup: str) -> str:
+def plain(markup):
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
 
 
-def check_times_and_ids(pages: dict[str, Shown]) -> None:
+def check_times_and_ids(pages):
     shown = {
         (each.text.strip(), each.instant, page)
         for page, found in pages.items()
@@ -246,7 +241,7 @@ def check_times_and_ids(pages: dict[str, Shown]) -> None:
     assert any("ann⟨U+200B⟩⟨U+202E⟩" in text for text, _instant, _page in shown)
 
 
-def fill_times() -> None:
+def fill_times():
     """Set each empty time of each row to now, as far as the table allows it."""
     for model in admin.site._registry:
         for field in model._meta.fields:
@@ -258,10 +253,10 @@ def fill_times() -> None:
                     continue
 
 
-def list_filter_links(pages: dict[str, Shown]) -> Iterable[str]:
+def list_filter_links(pages):
     """Each link with a filter, and each choice of each filter. Of orders and pages one stands for all."""
     lists = {address(model) for model in admin.site._registry}
-    links: dict[tuple[str, frozenset[tuple[str, str]]], str] = {}
+    links = {}
     for page, shown in pages.items():
         for found in re.findall(r'href="([^"]*\?[^"]+)"', shown.html):
             path, _, query = html.unescape(found).partition("?")
@@ -276,7 +271,7 @@ def list_filter_links(pages: dict[str, Shown]) -> Iterable[str]:
 
 
 @pytest.mark.parametrize("language", ["zh-hans", "en"])
-def test_login_and_error_pages_use_one_language(language: str) -> None:
+def test_login_and_error_pages_use_one_language(language):
     stranger = member(language, staff=False)
     User.objects.create_user("u9", password="x", is_staff=True)
     nobody = member(language, staff=False)
@@ -285,7 +280,7 @@ def test_login_and_error_pages_use_one_language(language: str) -> None:
     strict.cookies["django_language"] = language
     with override(language):
         broken = server_error(RequestFactory().get("/"))
-    answers: dict[str, Any] = {
+    answers = {
         "login": stranger.get(reverse("admin:login")),
         "refused": stranger.post(reverse("admin:login"), {"username": "u9", "password": "y"}),
         "403": nobody.get(reverse("admin:scheduling_node_changelist")),

@@ -7,7 +7,7 @@ by that role takes effect, so a refusal has no other reason than the role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +38,6 @@ from tests.security.admin_pages import (
     Role,
 )
 from tests.security.forms import main_form
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,11 +51,11 @@ LOGS = {"django_admin_log", "scheduling_auditentry"}
 # --- what there is ----------------------------------------------------------------------------------------------------
 
 
-def models() -> list[str]:
+def models():
     return sorted(f"{model._meta.app_label}_{model._meta.model_name}" for model in admin.site._registry)
 
 
-def routes(patterns: Any = None, prefix: str = "") -> Iterator[tuple[str, str]]:
+def routes(patterns=None, prefix=""):
     """The route within the site and the name of each address."""
     for each in admin.site.get_urls() if patterns is None else patterns:
         route = prefix + str(each.pattern)
@@ -66,12 +65,12 @@ def routes(patterns: Any = None, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield route, each.name or ""
 
 
-def is_of_model(name: str) -> bool:
+def is_of_model(name):
     """Whether it is a page that every model has."""
     return name not in PAGES and any(name == f"{model}_{kind}" for model in MODELS for kind in KINDS)
 
 
-def test_each_admin_address_has_a_table_row() -> None:
+def test_each_admin_address_has_a_table_row():
     assert models() == sorted(MODELS)
     assert {name for _route, name in routes() if name and not is_of_model(name) and name not in OPEN} == set(PAGES)
     unnamed = {route for route, name in routes() if not name}
@@ -81,7 +80,7 @@ def test_each_admin_address_has_a_table_row() -> None:
     assert len(set(named)) == len(named), "two addresses share a name"
 
 
-def pages_for(model: str) -> Any:
+def pages_for(model):
     return next(
         each for each in admin.site._registry.values() if f"{each.opts.app_label}_{each.opts.model_name}" == model
     )
@@ -97,35 +96,35 @@ class Case:
     form: Callable[[str], str] | None = None  #: the address whose form it is, where it is not its own
     reader: Role = NOBODY  #: the least role that may post that form to its own address
 
-    def address(self, user: User) -> str:
+    def address(self, user):
         query = self.page.query() if callable(self.page.query) else self.page.query
         return self.url(user) + (f"?{query}" if query else "")
 
 
-def cases_of(model: str) -> Iterator[Case]:
+def cases_of(model):
     """The pages that every model has. To pages that only show something the form of the row is posted."""
     rights = MODELS[model]
     label, _under, name = model.rpartition("_")
     pages = pages_for(model)
 
-    def url(kind: str, args: Any) -> Callable[[User], str]:
+    def url(kind, args):
         return lambda user: reverse(f"admin:{model}_{kind}", args=args(user))
 
-    def bare(user: User) -> str:
+    def bare(user):
         return reverse("admin:index") + f"{label}/{name}/{rights.row(user)[0]}/"
 
-    def version(user: User) -> tuple[Any, ...]:
+    def version(user):
         (pk,) = rights.row(user)
         row = pages.model._default_manager.get(pk=pk)
         if not row.history.exists():
             row.save()
         return (pk, row.history.latest().pk)
 
-    def change(at: str) -> str:
+    def change(at):
         return at.split("/history/")[0].removesuffix("/") + "/change/"
 
-    of_row: dict[str, Any] = {"form": change, "reader": rights.change} if rights.change != NOBODY else {}
-    of_list: dict[str, Any] = {"form": lambda at: f"{at}add/", "reader": rights.add} if rights.add != NOBODY else {}
+    of_row = {"form": change, "reader": rights.change} if rights.change != NOBODY else {}
+    of_list = {"form": lambda at: f"{at}add/", "reader": rights.add} if rights.add != NOBODY else {}
     changed, added = rights.changed, rights.added
     versioned = hasattr(pages, "history_form_view")
     yield Case("changelist", Page(rights.view, data=added), url("changelist", admin_pages.no_args), **of_list)
@@ -139,10 +138,10 @@ def cases_of(model: str) -> Iterator[Case]:
         yield Case("version", Page(rights.view, data=changed, safe=True), url("simple_history", version), **of_row)
 
 
-def own_pages() -> Iterator[Case]:
+def own_pages():
     """The addresses that not every model has."""
     for name, page in PAGES.items():
-        yield Case(name, page, lambda user, name=name, page=page: reverse(f"admin:{name}", args=page.args(user)))  # type: ignore[misc]
+        yield Case(name, page, lambda user, name=name, page=page: reverse(f"admin:{name}", args=page.args(user)))
 
 
 # --- one request ------------------------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ WRITTEN = f"""
 DIGEST = """SELECT '{0}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), '')) FROM "{0}" AS each"""
 
 
-def read_digests(tables: str) -> dict[str, str]:
+def read_digests(tables):
     """Read the digest of each table that the statement finds."""
     with connection.cursor() as cursor:
         cursor.execute(tables)
@@ -170,20 +169,20 @@ def read_digests(tables: str) -> dict[str, str]:
         return dict(cursor.fetchall())
 
 
-def rows() -> dict[str, str]:
+def rows():
     """Read the digest of each table but that of the sessions, with what other transactions have committed."""
     return read_digests(TABLES)
 
 
 @contextmanager
-def rolled_back() -> Iterator[None]:
+def rolled_back():
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
 
 
 @contextmanager
-def unrendered() -> Iterator[None]:
+def unrendered():
     """Answer with empty pages: what is asked here is who may, and drawing takes nine tenths of a request's time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Template, "render", lambda *_, **named: "")
@@ -191,11 +190,11 @@ def unrendered() -> Iterator[None]:
         yield
 
 
-def remember_permissions(monkeypatch: pytest.MonkeyPatch) -> None:
+def remember_permissions(monkeypatch):
     """Read the rights of each user once: what a request changes is rolled back with it."""
     read, known = ModelBackend.get_all_permissions, {}
 
-    def remember(backend: ModelBackend, user: Any, obj: Any = None) -> set[str]:
+    def remember(backend, user, obj=None):
         if obj is None and user.is_active:
             if user.pk not in known:
                 known[user.pk] = read(backend, user)
@@ -214,15 +213,15 @@ class Answer:
     page: str = ""
 
     @property
-    def to_login(self) -> bool:
+    def to_login(self):
         return self.status == 302 and "/login/" in self.location
 
     @property
-    def refused(self) -> bool:
+    def refused(self):
         return self.to_login or self.status in (403, 405)
 
     @property
-    def answered(self) -> bool:
+    def answered(self):
         return self.status in (200, 302) and not self.to_login
 
 
@@ -243,7 +242,7 @@ class Sweep:
     before: dict[str, str]  #: the digests of all tables; each request is rolled back
     forms: dict[str, dict[str, Any]] = field(default_factory=dict)  #: by the address
 
-    def ask(self, person: Person, method: str, url: str, data: Any = None, *, render: bool = False) -> Answer:
+    def ask(self, person, method, url, data=None, *, render=False):
         client = Client(headers={"accept-language": "en"})  # a session that the request ends is rolled back with it
         client.cookies = copy.deepcopy(person.client.cookies)
         client.handler = person.client.handler  # it loads the middleware once
@@ -260,7 +259,7 @@ class Sweep:
         page = answer.content.decode() if render else ""
         return Answer(answer.status_code, answer.get("Location", ""), sorted(changed), errors, page)
 
-    def fill_form(self, case: Case, url: str, shown: Answer | None) -> dict[str, Any]:
+    def fill_form(self, case, url, shown):
         """What a browser would send, with the change of the table. `shown` is the page, if the user has seen it."""
         changes = admin_pages.resolved(case.page.data)
         if case.form is not None:
@@ -271,7 +270,7 @@ class Sweep:
             return {**self.read_form(url, case.page.do), **changes}
         return changes
 
-    def read_form(self, url: str, reader: Role) -> dict[str, Any]:
+    def read_form(self, url, reader):
         if url not in self.forms:
             answer = self.ask(self.people[reader], "get", url, render=True)
             assert answer.changed == [], (url, "changes rows while it is drawn")
@@ -279,17 +278,14 @@ class Sweep:
         return self.forms[url]
 
 
-def fields_of(shown: Answer, url: str) -> dict[str, Any]:
+def fields_of(shown, url):
     form = main_form(shown.page)
     assert form is not None, (url, "shows no form")
     return dict(form.values)
 
 
 @pytest.fixture
-def sweep(
-    matrix: MatrixBuilder, record_event: RecordEvent, static_root: None, monkeypatch: pytest.MonkeyPatch,
-    hide_menu: Callable[[], None],
-) -> Sweep:  # fmt: skip
+def sweep(matrix, record_event, static_root, monkeypatch, hide_menu):
     """With a row of everything."""
     hide_menu()
     remember_permissions(monkeypatch)
@@ -302,7 +298,7 @@ def sweep(
     auditor = User.objects.create_user("auditor", password="x", is_staff=True)
     auditor.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
 
-    def log_in(role: Role, user: User) -> Person:
+    def log_in(role, user):
         client = Client()
         client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
         return Person(user.get_username(), role, user, client)
@@ -317,23 +313,23 @@ def sweep(
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
 
-def test_each_role_has_the_rights_of_the_one_below() -> None:
+def test_each_role_has_the_rights_of_the_one_below():
     Command().grant_permissions()
-    below: set[str] = set()
+    below = set()
     for name in ("viewer", "operator", "editor"):
         rights = set(Group.objects.get(name=name).permissions.values_list("codename", flat=True))
         assert below < rights, name
         below = rights
 
 
-def at_boundary(least: Role, sweep: Sweep) -> list[Person]:
+def at_boundary(least, sweep):
     """The lowest role that may, the highest that may not, and a stranger. Rights only grow from role to role."""
     allowed = [role for role in ROLES if role >= least]
     refused = [role for role in ROLES if role < least]
     return [sweep.people[role] for role in dict.fromkeys([*allowed[:1], *refused[-1:], ANONYMOUS])]
 
 
-def who_posts(see: Role, do: Role, sweep: Sweep) -> list[Person]:
+def who_posts(see, do, sweep):
     """Those at the boundary of `do`. The auditor too, unless the highest of those who may not sees the page as well.
 
     The auditor sees some pages that no editor does.
@@ -344,7 +340,7 @@ def who_posts(see: Role, do: Role, sweep: Sweep) -> list[Person]:
 
 
 @pytest.mark.timeout(900)  # about 2,000 requests
-def test_each_role_can_do_what_the_table_allows(sweep: Sweep) -> None:
+def test_each_role_can_do_what_the_table_allows(sweep):
     """Each request is rolled back, so all places are judged on the same rows."""
     wrong = [each for case in own_pages() for each in violations(case, sweep)]
     for model in models():
@@ -354,10 +350,10 @@ def test_each_role_can_do_what_the_table_allows(sweep: Sweep) -> None:
     assert rows() == sweep.before  # nothing was written by another connection either
 
 
-def violations(case: Case, sweep: Sweep) -> Iterator[str]:
+def violations(case, sweep):
     """Each way in which a user can do more or less than the table allows."""
     page = case.page
-    data: Mapping[str, Any] | None = None
+    data = None
     posted = set()
     for person in at_boundary(page.see, sweep):
         with rolled_back():
@@ -378,7 +374,7 @@ def violations(case: Case, sweep: Sweep) -> Iterator[str]:
             yield from wrong_effects(case, person, sweep, sweep.ask(person, "post", url, data))
 
 
-def wrong_views(case: Case, person: Person, answer: Answer) -> Iterator[str]:
+def wrong_views(case, person, answer):
     page = case.page
     if person.role >= page.see:
         if not answer.answered:
@@ -389,7 +385,7 @@ def wrong_views(case: Case, person: Person, answer: Answer) -> Iterator[str]:
         yield f"{case.name}: GET of {person.name} changes rows: {answer}"
 
 
-def wrong_effects(case: Case, person: Person, sweep: Sweep, answer: Answer) -> Iterator[str]:
+def wrong_effects(case, person, sweep, answer):
     page = case.page
     if person.role >= page.do:
         if not answer.answered or bool(answer.changed) != page.writes:
@@ -402,7 +398,7 @@ def wrong_effects(case: Case, person: Person, sweep: Sweep, answer: Answer) -> I
         yield f"{case.name}: POST of {person.name} is answered: {answer}"
 
 
-def action_violations(model: str, sweep: Sweep) -> Iterator[str]:
+def action_violations(model, sweep):
     table = {name: each for (owner, name), each in ACTIONS.items() if owner == model}
     request = RequestFactory().get("/")
     request.user = sweep.people[ADMIN].user

@@ -27,7 +27,6 @@ from scheduling.models import (
 from scheduling.operations.commands import create_api_key
 from tests.rpa_tasks.admin.conftest import Market
 from tests.security.test_admin_rights import rows
-from tests.support.matrix import MatrixBuilder
 from tests.support.waiting import WAIT_LIMIT
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -38,39 +37,39 @@ EXTENDING = {Scope.FAILED_TASKS_EDIT.value, Scope.RPA_COMMANDS.value}
 SINGLE = sorted(set(Scope.values) - set(INCLUDED) - EXTENDING)
 
 
-def task(place: int) -> Callable[[], dict[str, Any]]:
+def task(place):
     """Each operation has a failed task of its own."""
     return lambda: {"failed_id": FailedTask.objects.filter(origin="touch").order_by("pk")[place].pk}
 
 
-def unknown_task() -> dict[str, Any]:
+def unknown_task():
     found = task(1)()
     FailedTask.objects.filter(pk=found["failed_id"]).update(failure="unknown")
     return found
 
 
-def waiting_touch() -> dict[str, Any]:
+def waiting_touch():
     return {"task_id": Touch.objects.filter(state="scheduled").latest("pk").pk}
 
 
-def evidence() -> dict[str, Any]:
+def evidence():
     piece = Evidence.objects.all()[0]
     return {"task_id": piece.run.job_id, "evidence_id": piece.pk}
 
 
-def job(state: str) -> Callable[[], dict[str, Any]]:
+def job(state):
     return lambda: {"task_id": Job.objects.filter(state=state).latest("pk").pk}
 
 
-def bulk_action() -> dict[str, Any]:
+def bulk_action():
     return {"action_id": BulkAction.objects.all()[0].pk}
 
 
-def node() -> dict[str, Any]:
+def node():
     return {"name": ExecutionNode.objects.all()[0].pk}
 
 
-def none() -> dict[str, Any]:
+def none():
     return {}
 
 
@@ -108,7 +107,7 @@ Message-ID: <01890000-0000-7000-8000-000000000000@shop.example>
 --b--
 """
 
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS = {
     "POST /events": Operation("events", body=EVENT),
     "GET /touches": Operation("touches"),
     "GET /touches/{task_id}": Operation("touches", waiting_touch),
@@ -183,23 +182,23 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def list_other_scopes(*needed: str) -> list[str]:
+def list_other_scopes(*needed):
     """Return the scopes that contain none of these. A key of all of them may do what a key of each may."""
     return [scope for scope in Scope.values if not {scope, *INCLUDED.get(scope, ())} & set(needed)]
 
 
-def described_operations() -> set[str]:
+def described_operations():
     paths = api.get_openapi_schema()["paths"]
     return {f"{method.upper()} {path.removeprefix('/api/v1')}" for path, methods in paths.items() for method in methods}
 
 
-def test_each_api_operation_has_a_table_row() -> None:
+def test_each_api_operation_has_a_table_row():
     assert described_operations() == set(OPERATIONS)
     assert {each.scope for each in OPERATIONS.values()} == set(SINGLE)
 
 
 @pytest.fixture
-def web(server: str, matrix: MatrixBuilder, record_event: Callable[..., Any]) -> str:
+def web(server, matrix, record_event):
     from datetime import timedelta
 
     from tests.scheduling.core.conftest import deliver
@@ -223,7 +222,7 @@ def web(server: str, matrix: MatrixBuilder, record_event: Callable[..., Any]) ->
     return f"{server}/api/v1"
 
 
-def send(web: str, name: str, key: str = "") -> requests.Response:
+def send(web, name, key=""):
     operation = OPERATIONS[name]
     method, path = name.split()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -233,7 +232,7 @@ def send(web: str, name: str, key: str = "") -> requests.Response:
     )
 
 
-def test_each_scope_permits_only_its_operations(web: str) -> None:
+def test_each_scope_permits_only_its_operations(web):
     keys = {scope: create_api_key(scope, [scope]) for scope in SINGLE}
     others = {scope: create_api_key(f"not {scope}", list_other_scopes(scope)) for scope in SINGLE}
     for name in OPERATIONS:
@@ -253,13 +252,13 @@ def test_each_scope_permits_only_its_operations(web: str) -> None:
     assert wrong == [], "\n".join(wrong)
 
 
-def test_old_rpa_scope_includes_new_scopes(web: str) -> None:
+def test_old_rpa_scope_includes_new_scopes(web):
     key = create_api_key("old", ["rpa"])
     for name in ("POST /rpa/jobs", "GET /rpa/jobs", "POST /rpa/jobs/{task_id}/cancel"):
         assert send(web, name, key).ok, name
 
 
-def test_cancel_shows_the_payload_only_to_keys_that_read(web: str) -> None:
+def test_cancel_shows_the_payload_only_to_keys_that_read(web):
     operate = create_api_key("ops", ["rpa.operate"])
     shown = send(web, "POST /rpa/jobs/{task_id}/cancel", operate).json()
     assert (shown["state"], shown["payload"], shown["result"], shown["runs"]) == ("cancelled", None, None, [])

@@ -1,11 +1,6 @@
 """Every way in is shut to those it is not for: swept over all routes, so that a new one is swept as well."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,7 +9,6 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
-from pytest_django import Settings
 
 from tests.support.tables import each_row
 from tests.support.waiting import WAIT_LIMIT
@@ -27,11 +21,11 @@ WITHOUT_CSRF = {"unsubscribe", "vendor_callback", "vendor_report", "chat_hook"}
 
 
 @pytest.fixture
-def root() -> User:
+def root():
     return User.objects.create_superuser("root", password="right")
 
 
-def named_views(resolver: Any = None, names: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def named_views(resolver=None, names=()):
     for each in (resolver or get_resolver()).url_patterns:
         if isinstance(each, URLResolver):
             yield from named_views(each, (*names, *filter(None, [each.namespace])))
@@ -39,7 +33,7 @@ def named_views(resolver: Any = None, names: tuple[str, ...] = ()) -> Iterator[t
             yield ":".join([*names, each.name or ""]), each.callback
 
 
-def test_forms_require_csrf_token(root: User) -> None:
+def test_forms_require_csrf_token(root):
     client = Client(enforce_csrf_checks=True)
     client.force_login(root)
     for model in admin.site._registry:
@@ -54,8 +48,8 @@ def test_forms_require_csrf_token(root: User) -> None:
 
 
 @each_row("there", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
-def test_next_address_of_other_site_is_ignored(root: User, there: str) -> None:
-    def led(answer: Any) -> str:
+def test_next_address_of_other_site_is_ignored(root, there):
+    def led(answer):
         return str(urlsplit(answer["Location"]).netloc) + answer["Location"][:11].partition("javascript")[1]
 
     login = {"username": "root", "password": "right", "next": there}
@@ -64,7 +58,7 @@ def test_next_address_of_other_site_is_ignored(root: User, there: str) -> None:
     assert led(Client().post(reverse("set_language"), {"language": "en", "next": there})) == ""
 
 
-def test_uploaded_file_is_not_stored(client: Client, settings: Settings, tmp_path: Path) -> None:
+def test_uploaded_file_is_not_stored(client, settings, tmp_path):
     settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path)
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1
     sent = {"username": "x", "password": "y", "file": SimpleUploadedFile("x.bin", b"0" * 300_000)}
@@ -74,7 +68,7 @@ def test_uploaded_file_is_not_stored(client: Client, settings: Settings, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_request_body_without_limit_is_refused(server: str) -> None:
+def test_request_body_without_limit_is_refused(server):
     """The file would be on the web node's disk before any authentication."""
     there = urlsplit(server)
     for header, status in (("Content-Length: 10000000000", b"413"), ("Transfer-Encoding: chunked", b"411")):

@@ -1,23 +1,19 @@
 """Flower is closed by default, and administrators of the back office need no second login."""
 
-from __future__ import annotations
-
 import base64
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 from django.conf import settings
 from django.test import Client
 from django.urls import reverse
-from pytest_django import Settings
 
 from config.celery.application import require_flower_login
 from tests.support.waiting import WAIT_LIMIT
 
 
-def test_flower_without_login_does_not_start() -> None:
+def test_flower_without_login_does_not_start():
     environ = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
     words = [sys.executable, "-m", "celery", "-A", "config", "flower", "--address=127.0.0.1", "--port=0"]
     done = subprocess.run(words, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=WAIT_LIMIT)
@@ -25,14 +21,14 @@ def test_flower_without_login_does_not_start() -> None:
     assert "Flower needs a login" in done.stderr
 
 
-def test_require_flower_login_accepts_login_and_other_programs() -> None:
+def test_require_flower_login_accepts_login_and_other_programs():
     require_flower_login(["celery", "-A", "config", "flower", "--basic-auth=a:b"], {})
     require_flower_login(["celery", "-A", "config", "flower"], {"FLOWER_BASIC_AUTH": "a:b"})
     require_flower_login(["celery", "-A", "config", "worker"], {})
     require_flower_login(["/house/.venv/bin/pytest", "-k", "flower"], {})
 
 
-def test_open_flower_redirects_administrators_only(as_member: Callable[[str], Client], settings: Settings) -> None:
+def test_open_flower_redirects_administrators_only(as_member, settings):
     settings.FLOWER_LOGIN, link = "ops:a:b@c", reverse("flower")
     admin = as_member("admin")
     for url, address in (
@@ -46,7 +42,7 @@ def test_open_flower_redirects_administrators_only(as_member: Callable[[str], Cl
     assert Client().get(link)["Location"].startswith(reverse("admin:login"))
 
 
-def test_gate_gives_flower_login_to_administrators_only(as_member: Callable[[str], Client], settings: Settings) -> None:
+def test_gate_gives_flower_login_to_administrators_only(as_member, settings):
     settings.FLOWER_LOGIN = "ops:hush"
     gate, login = reverse("administrators"), "Basic " + base64.b64encode(b"ops:hush").decode()
     admin = as_member("admin")
@@ -60,7 +56,7 @@ def test_gate_gives_flower_login_to_administrators_only(as_member: Callable[[str
     assert "X-Flower-Authorization" not in admin.get(gate)
 
 
-def test_menu_links_flower_for_administrators_only(as_member: Callable[[str], Client], settings: Settings) -> None:
+def test_menu_links_flower_for_administrators_only(as_member, settings):
     settings.FLOWER_LOGIN = "ops:hush"
     link = f'href="{reverse("flower")}"'
     admin = as_member("admin")

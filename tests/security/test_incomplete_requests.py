@@ -1,10 +1,7 @@
 """A client without nginx before it: endless headers, half requests, bodies without a key. Over real sockets."""
 
-from __future__ import annotations
-
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -12,7 +9,6 @@ from select import select
 from urllib.parse import urlsplit
 
 import pytest
-from pytest_django import DjangoDbBlocker
 
 from config.http_protocol import DISCARD_LIMIT, HEAD_LIMIT
 from tests.scheduling.api.serving import serving
@@ -24,18 +20,18 @@ HEAD_WITHIN, BODY_WITHIN = 5.0, 10.0  #: seconds, here
 
 
 @pytest.fixture(scope="module")
-def server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+def server(django_db_setup, django_db_blocker):
     limits = {"TEST_HEAD_WITHIN": str(HEAD_WITHIN), "TEST_BODY_WITHIN": str(BODY_WITHIN)}
     with django_db_blocker.unblock(), serving(**limits) as address:
         yield address
 
 
-def connect_to(address: str) -> socket.socket:
+def connect_to(address):
     split = urlsplit(address)
     return socket.create_connection((split.hostname or "", split.port or 0), timeout=BODY_WITHIN + WAIT_LIMIT)
 
 
-def read_rest(client: socket.socket) -> bytes:
+def read_rest(client):
     """What comes until the server closes the connection."""
     found = b""
     try:
@@ -47,7 +43,7 @@ def read_rest(client: socket.socket) -> bytes:
 
 
 @each_row("part", [b"x" * 8192, b"x\r\nX-Long: " + b"y" * 4000])  # one header, and many
-def test_endless_request_head_is_refused(server: str, part: bytes) -> None:
+def test_endless_request_head_is_refused(server, part):
     sent, most = 0, 64 * HEAD_LIMIT  # buffers of the kernel take some of it
     with connect_to(server) as client:
         client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
@@ -65,17 +61,17 @@ INCOMPLETE = {
 }
 
 
-def test_incomplete_request_is_closed_after_timeout(server: str) -> None:
+def test_incomplete_request_is_closed_after_timeout(server):
     """Each of them, at the same time: every one takes its whole limit."""
 
-    def await_close(begun: bytes) -> float:
+    def await_close(begun):
         began = time.monotonic()
         with connect_to(server) as client:
             client.sendall(begun)
             read_rest(client)
         return time.monotonic() - began
 
-    def send_slowly() -> bool:
+    def send_slowly():
         """Return whether it is closed. A part of a head does not start the time again."""
         with connect_to(server) as client, suppress(OSError):
             client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
@@ -93,7 +89,7 @@ def test_incomplete_request_is_closed_after_timeout(server: str) -> None:
         assert slow_head.result()
 
 
-def test_request_head_limit_applies_to_each_request(server: str) -> None:
+def test_request_head_limit_applies_to_each_request(server):
     client = HTTPConnection(urlsplit(server).netloc, timeout=WAIT_LIMIT)
     for _ in range(5):
         client.request("GET", "/health/live", headers={"X-Long": "z" * 40_000})
@@ -104,7 +100,7 @@ def test_request_head_limit_applies_to_each_request(server: str) -> None:
 
 @each_row("given", [b"", b"Authorization: Bearer guess\r\n"])
 @each_row("length", [b"Content-Length: 900000\r\n", b"Transfer-Encoding: chunked\r\n"])
-def test_request_body_without_key_is_refused_unread(server: str, given: bytes, length: bytes) -> None:
+def test_request_body_without_key_is_refused_unread(server, given, length):
     with connect_to(server) as client:
         client.sendall(b"POST /api/v1/events HTTP/1.1\r\nHost: localhost\r\n" + given + length + b"\r\n")
         answer = read_rest(client)  # though not a byte of the body was sent
@@ -113,7 +109,7 @@ def test_request_body_without_key_is_refused_unread(server: str, given: bytes, l
 
 
 @each_row("path", [b"/api/v1/events", b"/hooks/sms/x", b"/admin/login/"])
-def test_client_that_sends_a_refused_body_reads_the_response(server: str, path: bytes) -> None:
+def test_client_that_sends_a_refused_body_reads_the_response(server, path):
     part, parts = b"x" * 65_536, 40
     with connect_to(server) as client:
         head = b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
@@ -128,7 +124,7 @@ def test_client_that_sends_a_refused_body_reads_the_response(server: str, path: 
     assert answer.endswith((b"\r\n0\r\n\r\n", b"}"))
 
 
-def test_endless_refused_body_is_closed(server: str) -> None:
+def test_endless_refused_body_is_closed(server):
     sent, most = 0, 4 * DISCARD_LIMIT
     with connect_to(server) as client, suppress(OSError):
         client.sendall(b"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n")

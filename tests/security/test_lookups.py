@@ -1,28 +1,22 @@
 """A list is narrowed by its own filters only: what the pages hide cannot be asked for digit by digit."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.auth.models import User
 from django.core.exceptions import SuspiciousOperation
-from django.test import Client, RequestFactory
+from django.test import RequestFactory
 from django.urls import reverse
 
 from scheduling import redaction
 from scheduling.models import FailedTask, Touch
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 pytestmark = pytest.mark.django_db
 
 
-def address(model: Any) -> str:
+def address(model):
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
 
 
@@ -43,11 +37,11 @@ def address(model: Any) -> str:
         ("scheduling_complaint", "customer_id"),
     ],
 )
-def test_list_lookup_without_filter_is_refused(viewer: Client, name: str, lookup: str) -> None:
+def test_list_lookup_without_filter_is_refused(viewer, name, lookup):
     assert viewer.get(reverse(f"admin:{name}_changelist"), {lookup: "1"}).status_code == 400
 
 
-def test_list_lookup_by_startswith_is_refused_for_all_columns(matrix: MatrixBuilder) -> None:
+def test_list_lookup_by_startswith_is_refused_for_all_columns(matrix):
     user = User.objects.create_superuser("admin", password="x")
     taken = [
         (model.__name__, field.name)
@@ -58,7 +52,7 @@ def test_list_lookup_by_startswith_is_refused_for_all_columns(matrix: MatrixBuil
     assert taken == []
 
 
-def accepts(user: User, link: str) -> bool:
+def accepts(user, link):
     """Whether the list of the link takes its lookups. The page would take ten times as long to be drawn."""
     pages = {address(model): each for model, each in admin.site._registry.items()}[link.partition("?")[0]]
     request = RequestFactory().get(link)
@@ -79,7 +73,7 @@ TERMS = [
 ]  # fmt: skip
 
 
-def search(user: User, model: Any, term: str) -> set[Any]:
+def search(user, model, term):
     """The rows of the list. Its page would take ten times as long to be drawn."""
     request = RequestFactory().get(address(model), {"q": term})
     request.user = user
@@ -87,8 +81,8 @@ def search(user: User, model: Any, term: str) -> set[Any]:
 
 
 @pytest.fixture
-def user_of(as_member: Callable[[str], Client]) -> Callable[[str], User]:
-    def user_of(role: str) -> User:
+def user_of(as_member):
+    def user_of(role):
         as_member(role)
         return User.objects.get(username=role)
 
@@ -96,9 +90,7 @@ def user_of(as_member: Callable[[str], Client]) -> Callable[[str], User]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_search_of_touches_finds_only_words_that_are_shown(
-    user_of: Callable[[str], User], matrix: MatrixBuilder, record_event: RecordEvent
-) -> None:
+def test_search_of_touches_finds_only_words_that_are_shown(user_of, matrix, record_event):
     viewer = user_of("viewer")
     matrix.node("n", template=matrix.template("t", body=TEXT))
     (task_id,) = record_event().task_ids
@@ -107,7 +99,7 @@ def test_search_of_touches_finds_only_words_that_are_shown(
         assert (term, search(viewer, Touch, term)) == (term, {task_id} if found else set())
 
 
-def test_search_of_failed_tasks_finds_only_words_that_are_shown(user_of: Callable[[str], User]) -> None:
+def test_search_of_failed_tasks_finds_only_words_that_are_shown(user_of):
     """Also of users who act on all matching rows: the list and the action find the same."""
     row = FailedTask.objects.create(origin="touch", failure="failed", reason="x", detail=TEXT)
     users = [user_of(role) for role in ("viewer", "operator")]
@@ -116,9 +108,7 @@ def test_search_of_failed_tasks_finds_only_words_that_are_shown(user_of: Callabl
             assert (term, search(user, FailedTask, term)) == (term, {row.pk} if found else set())
 
 
-def test_search_of_failed_tasks_reads_a_bounded_length_of_text(
-    user_of: Callable[[str], User], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_of_failed_tasks_reads_a_bounded_length_of_text(user_of, monkeypatch):
     """An old detail that is not compared with what is shown is not found. Equal ones are read once."""
     monkeypatch.setattr(redaction, "MOST_SEARCHED", 2 * len("call 13812345671"))
     rows = [

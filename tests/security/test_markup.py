@@ -1,8 +1,5 @@
 """What strangers write stays text: no page lets their markup in, and none puts their words where scripts are read."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from html.parser import HTMLParser
 
@@ -17,7 +14,6 @@ from rpa_tasks.jobs.publish import PublishRequest, publish_job
 from rpa_tasks.models import Flow, Platform, Shop
 from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("static_root")]
 
@@ -29,12 +25,12 @@ READ_AS_CODE = ("on", "x-", "@", ":", "hx-on", "hx-vals", "data-hx-on")
 class Reader(HTMLParser):
     """Record where the marker is in a page."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[str] = []
+        self.found = []
         self.script = False
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.script = tag in ("script", "style") and dict(attrs).get("type") != "application/json"
         for name, value in attrs:
             if tag == "img" and (name, value) == ("src", "x"):
@@ -42,16 +38,16 @@ class Reader(HTMLParser):
             if MARK in (value or "") and (name.startswith(READ_AS_CODE) or (value or "").startswith("javascript:")):
                 self.found.append(f"{tag} {name}={value}")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.script = False
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.script and MARK in data:
             self.found.append(f"script: {data[:200]}")
 
 
 @pytest.fixture
-def foreign_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
+def foreign_rows(matrix, record_event):
     """Return a row for every text from outside or typed by ops, each with the marker."""
     matrix.stage.name = EVIL[:80]
     matrix.stage.save()
@@ -75,7 +71,7 @@ def foreign_rows(matrix: MatrixBuilder, record_event: RecordEvent) -> None:
     User.objects.create_user(f"{MARK}@'+-.", first_name=EVIL[:100])
 
 
-def pages() -> Iterator[str]:
+def pages():
     for name in ("index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_preview"):
         yield reverse(f"admin:{name}")
     yield f"{reverse('admin:scheduling_event_preview')}?type={MARK}"
@@ -89,7 +85,7 @@ def pages() -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("foreign_rows")
-def test_pages_escape_foreign_text(hide_menu: Callable[[], None]) -> None:
+def test_pages_escape_foreign_text(hide_menu):
     hide_menu()  # it has words of the product only
     client = Client()
     client.force_login(User.objects.create_superuser("root"))

@@ -1,18 +1,13 @@
 """Headers of responses to browsers, for every way of serving them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.test import Client
 
 from scheduling.web.middleware import NOT_A_PAGE
 from tests.support.waiting import WAIT_LIMIT
@@ -23,7 +18,7 @@ PAGES = ["/u/no-token", "/demo/chat/", "/admin/login/", "/api/v1/docs", "/no/suc
 FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json"]
 
 
-def check(path: str, headers: Any) -> None:
+def check(path, headers):
     policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
     assert (policy["default-src"], policy["frame-ancestors"]) == ("'none'", "'none'"), path
     assert headers["X-Content-Type-Options"] == "nosniff", path
@@ -39,12 +34,12 @@ def check(path: str, headers: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_web_process_sends_security_headers(server: str) -> None:
+def test_web_process_sends_security_headers(server):
     for path in [*PAGES, *FILES]:
         check(path, requests.get(server + path, timeout=WAIT_LIMIT).headers)
 
 
-def test_admin_page_refuses_frames_and_sniffing(client: Client) -> None:
+def test_admin_page_refuses_frames_and_sniffing(client):
     client.force_login(User.objects.create_superuser("ann"))
     answer = client.get("/admin/")
     check("/admin/", answer.headers)
@@ -75,7 +70,7 @@ assert not any(is_served(f"/demo/chat/{name}") for name in ("", "start", "state"
 """
 
 
-def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.CompletedProcess[str]:
+def in_production(state_dir, code, **changes):
     environ = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "config.settings.production",
@@ -95,12 +90,12 @@ def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.Comp
     )
 
 
-def test_production_requires_tls_and_allowed_host_and_has_no_demo_chat(tmp_path: Path) -> None:
+def test_production_requires_tls_and_allowed_host_and_has_no_demo_chat(tmp_path):
     done = in_production(tmp_path, PRODUCTION)
     assert done.returncode == 0, done.stderr
 
 
-def test_production_refuses_short_secrets_key(tmp_path: Path) -> None:
+def test_production_refuses_short_secrets_key(tmp_path):
     done = in_production(tmp_path, "import django; django.setup()", AFTERTOUCH_SECRETS_KEYS=f"{'s' * 44},short")
     assert done.returncode == 1
     assert "AFTERTOUCH_SECRETS_KEYS: each must have 32 random characters" in done.stderr

@@ -1,20 +1,15 @@
 """What is personal or secret is not shown in the back office, whatever page; the rows keep it."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from django.test import Client
 from django.urls import reverse
 
 from scheduling.models import Attempt, Event, FailedTask, Touch
 from scheduling.operations import commands
 from scheduling.redaction import HIDDEN, redact, redact_text
 from tests.scheduling.core.conftest import deliver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
@@ -39,7 +34,7 @@ NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
         ("token", {NUMBER: SECRET}, {"138****5678": HIDDEN}), ("by", {NUMBER: 1}, {"138****5678": 1}),
     ],
 )  # fmt: skip
-def test_redact_hides_values_by_name(name: str, value: Any, shown: Any) -> None:
+def test_redact_hides_values_by_name(name, value, shown):
     assert redact({"a": [{name: value}]}) == {"a": [{name: shown}]}
 
 
@@ -52,7 +47,7 @@ def test_redact_hides_values_by_name(name: str, value: Any, shown: Any) -> None:
         {"id": "01a1faba-57e4-7116-bb1d-13812345678f", "trace": "0af7651916cd43dd13812345678c8031"},
     ],
 )
-def test_redact_keeps_other_values(data: dict[str, Any]) -> None:
+def test_redact_keeps_other_values(data):
     assert redact(data) == data
     assert redact_text(json.dumps(data, ensure_ascii=False)) == json.dumps(data, ensure_ascii=False).replace(
         '"token": null', f'"token": {HIDDEN}'
@@ -81,7 +76,7 @@ def test_redact_keeps_other_values(data: dict[str, Any]) -> None:
         ("HTTP 503 after 13 s, order 138123456789", "HTTP 503 after 13 s, order 138123456789"),
     ],
 )  # fmt: skip
-def test_redact_text_hides_values_within_text(text: str, shown: str) -> None:
+def test_redact_text_hides_values_within_text(text, shown):
     assert redact_text(text) == shown
 
 
@@ -93,7 +88,7 @@ def test_redact_text_hides_values_within_text(text: str, shown: str) -> None:
         "a:" * 100_000, "http://u:" + "p" * 200_000, "１" * 200_000, "密码:" * 60_000,
     ],
 )  # fmt: skip
-def test_redact_text_is_fast_for_long_input(text: str) -> None:
+def test_redact_text_is_fast_for_long_input(text):
     """A pattern that backtracked at each letter would take minutes."""
     assert redact_text(text)
 
@@ -105,12 +100,12 @@ DATA = {"phone": NUMBER, "api_token": SECRET, "note": f"call {NUMBER}", "order_n
 
 
 @pytest.fixture
-def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
+def touch(matrix, record_event):
     """A failed touch with the number in the text and in the receiver's response."""
     matrix.node(template=matrix.template("guide", body="{{ event.data.phone }} {{ event.data.missing }}"))
     matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
     task_ids = record_event(user="ann", data=DATA).task_ids
-    touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
+    touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
     deliver([touch.pk])
     detail = f"bad number {NUMBER}, token={SECRET}"
     attempt = Attempt(1, 1, touch.planned_at, touch.planned_at, "permanent", "http_400", detail, body=f"Dear {NUMBER}")
@@ -121,11 +116,11 @@ def touch(matrix: MatrixBuilder, record_event: RecordEvent) -> Touch:
     return touch
 
 
-def pages_of(touch: Touch) -> dict[str, str]:
+def pages_of(touch):
     row = FailedTask.objects.get(task_id=touch.pk)
     commands.update_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
 
-    def url(name: str, *args: Any) -> str:
+    def url(name, *args):
         return reverse(f"admin:scheduling_{name}", args=args)
 
     asked = f"?type=material.downloaded&user_id=bob&event_data={json.dumps({**DATA, 'missing': 1})}"
@@ -138,10 +133,10 @@ def pages_of(touch: Touch) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_pages_and_exports_redact_personal_data_and_secrets(touch: Touch, operator: Client) -> None:
+def test_pages_and_exports_redact_personal_data_and_secrets(touch, operator):
     for name, url in pages_of(touch).items():
         answer = operator.get(url)
-        page = b"".join(answer) if answer.streaming else answer.content  # type: ignore[arg-type]
+        page = b"".join(answer) if answer.streaming else answer.content
         shown = page.decode()
         if name == "what would happen":
             shown = shown[shown.rindex("</form>") :]  # the form contains the typed text
@@ -154,6 +149,6 @@ def test_pages_and_exports_redact_personal_data_and_secrets(touch: Touch, operat
     assert FailedTask.objects.get(task_id=touch.pk).payload["event"]["data"] == DATA
 
 
-def test_customer_form_of_editor_shows_addresses(touch: Touch, editor: Client) -> None:
+def test_customer_form_of_editor_shows_addresses(touch, editor):
     """They could not be edited otherwise."""
     assert NUMBER in editor.get(pages_of(touch)["customer"]).content.decode()

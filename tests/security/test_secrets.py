@@ -1,17 +1,11 @@
 """What is as good as a password lies encrypted, and is never handed out again."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connection
-from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import build_cipher
@@ -25,10 +19,10 @@ HUSH = "https://example.com/in?token=hush"
 
 
 @pytest.fixture
-def keys(settings: Settings) -> Iterator[Any]:
+def keys(settings):
     """Choose the keys, first the one that encrypts."""
 
-    def keys(*chosen: str) -> None:
+    def keys(*chosen):
         settings.AFTERTOUCH_SECRETS_KEYS = list(chosen)
         build_cipher.cache_clear()
 
@@ -36,11 +30,11 @@ def keys(settings: Settings) -> Iterator[Any]:
     build_cipher.cache_clear()
 
 
-def channel() -> ChannelConfig:
+def channel():
     return ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": HUSH, "secret": SECRET})
 
 
-def dump_tables() -> str:
+def dump_tables():
     """Return every text of the product's tables, as in a stolen dump."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
@@ -52,7 +46,7 @@ def dump_tables() -> str:
     return "\n".join(found)
 
 
-def test_database_contains_no_plain_secrets() -> None:
+def test_database_contains_no_plain_secrets():
     row = channel()
     row.timeout *= 2
     row.save()  # once more into the history
@@ -65,7 +59,7 @@ def test_database_contains_no_plain_secrets() -> None:
         assert secret not in dump
 
 
-def test_rotate_secrets_encrypts_rows_with_new_key(keys: Any) -> None:
+def test_rotate_secrets_encrypts_rows_with_new_key(keys):
     keys("old")
     row = channel()
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": HUSH}})
@@ -80,7 +74,7 @@ def test_rotate_secrets_encrypts_rows_with_new_key(keys: Any) -> None:
     assert row.history.count() == 1
 
 
-def test_rotate_secrets_names_and_keeps_unreadable_row(keys: Any) -> None:
+def test_rotate_secrets_names_and_keeps_unreadable_row(keys):
     keys("lost")
     row = channel()
     keys("new", "old")
@@ -91,7 +85,7 @@ def test_rotate_secrets_names_and_keeps_unreadable_row(keys: Any) -> None:
 
 
 @each_row("words", [["--dry-run"], []])
-def test_export_config_replaces_secrets(words: list[str], tmp_path: Path) -> None:
+def test_export_config_replaces_secrets(words, tmp_path):
     channel()
     said = StringIO()
     call_command("export_config", stdout=said)

@@ -1,15 +1,10 @@
 """What is as good as a password is in no line of the log, whatever happens: delivered, refused, broken, saved."""
 
-from __future__ import annotations
-
 import base64
 import logging
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import redis
 from django.test import Client
 
 from scheduling.channels.base import Permanent
@@ -23,13 +18,9 @@ from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
     hook,
     receiver,
 )
-from tests.scheduling.core.fake_channels import CreateFakeChannel, FakeChannelState
-from tests.scheduling.core.receivers import ScriptedReceiver
-from tests.support.matrix import MatrixBuilder, RecordEvent
 from tests.support.tables import each_row
 from tests.support.touch_logs import list_attempts
 
-Logged = Callable[[], str]
 HUSH = "hush-693axrwr7fslsgkqzmtv"
 SIGNING = base64.b64encode(b"a signing secret of 32 bytes 8-)").decode()
 FORMS = [
@@ -40,7 +31,7 @@ FORMS = [
 
 
 @each_row("said", [*FORMS, f"whsec_{SIGNING}", "SEC" + SIGNING.encode().hex()[:64], "at_" + "x" * 43])
-def test_log_replaces_secrets_in_errors(read_log: Logged, said: str) -> None:
+def test_log_replaces_secrets_in_errors(read_log, said):
     try:
         raise ValueError(f"cannot send to {said}")
     except ValueError:
@@ -52,21 +43,14 @@ def test_log_replaces_secrets_in_errors(read_log: Logged, said: str) -> None:
         assert secret not in lines
 
 
-def test_log_keeps_text_without_secrets(read_log: Logged) -> None:
+def test_log_keeps_text_without_secrets(read_log):
     logging.getLogger("somebody").warning("%s", "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1")
     assert "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1" in read_log()
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("script", [[], [400], ["hang_up"]], ids=str)
-def test_webhook_result_logs_no_secret(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    hook: Any,  # noqa: F811
-    receiver: ScriptedReceiver,  # noqa: F811
-    script: list[Any],
-    read_log: Logged,
-) -> None:
+def test_webhook_result_logs_no_secret(matrix, record_event, hook, receiver, script, read_log):  # noqa: F811
     hook.config = {"url": f"{receiver.url}?token={HUSH}", "secret": f"whsec_{SIGNING}"}
     hook.save()
     matrix.node(channel=hook)
@@ -80,9 +64,7 @@ def test_webhook_result_logs_no_secret(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_wecom_refusal_logs_no_secret(
-    matrix: MatrixBuilder, record_event: RecordEvent, receiver: ScriptedReceiver, read_log: Logged  # noqa: F811
-) -> None:  # fmt: skip
+def test_wecom_refusal_logs_no_secret(matrix, record_event, receiver, read_log):  # noqa: F811
     receiver.script = [{"errcode": 93000, "errmsg": f"invalid webhook url ?key={HUSH}"}]
     Community.objects.create(chat_id="c1", targets={"wecom": {"url": f"{receiver.url}?key={HUSH}"}})
     matrix.node(channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
@@ -103,10 +85,7 @@ def test_wecom_refusal_logs_no_secret(
     ],
     ids=str,
 )
-def test_declared_channel_logs_no_token_and_no_secret(
-    matrix: MatrixBuilder, record_event: RecordEvent, receiver: ScriptedReceiver, script: list[Any],  # noqa: F811
-    read_log: Logged,
-) -> None:  # fmt: skip
+def test_declared_channel_logs_no_token_and_no_secret(matrix, record_event, receiver, script, read_log):  # noqa: F811
     token = {"url": f"{receiver.url}/{script!r}".replace(" ", ""), "body": {"secret": "{{ channel.secret }}"}}
     config = {
         "url": receiver.url, "secret": HUSH, "query": {"token": "{{ channel.token }}"}, "token": token, "body": {},
@@ -124,9 +103,7 @@ def test_declared_channel_logs_no_token_and_no_secret(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("_sending")
-def test_unreachable_smtp_relay_logs_no_secret(
-    matrix: MatrixBuilder, record_event: RecordEvent, read_log: Logged
-) -> None:
+def test_unreachable_smtp_relay_logs_no_secret(matrix, record_event, read_log):
     config = {"url": f"smtp://bob:{HUSH}@127.0.0.1:1", "from": "house@example.org"}
     channel = ChannelConfig.objects.create(key="mail", kind="email", config=config, retry_delays=[])
     matrix.node(channel=channel)
@@ -143,15 +120,9 @@ def test_unreachable_smtp_relay_logs_no_secret(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("stage", ["send", "settle"])
 def test_delivery_crash_logs_no_secret(
-    matrix: MatrixBuilder,
-    record_event: RecordEvent,
-    create_fake_channel: CreateFakeChannel,  # noqa: F811
-    fake_channel: FakeChannelState,  # noqa: F811
-    stage: str,
-    monkeypatch: pytest.MonkeyPatch,
-    read_log: Logged,
-) -> None:
-    def crash(*_: object) -> Any:
+    matrix, record_event, create_fake_channel, fake_channel, stage, monkeypatch, read_log,  # noqa: F811
+):  # fmt: skip
+    def crash(*_):
         password = HUSH
         raise RuntimeError(f"{len(password)} characters did not fit into {FORMS[0]} whsec_{SIGNING}")
 
@@ -172,10 +143,8 @@ def test_delivery_crash_logs_no_secret(
 
 @pytest.mark.django_db
 @each_row("answer", [200, 404, 500])
-def test_api_request_logs_no_key(
-    monkeypatch: pytest.MonkeyPatch, valkey: redis.Redis, answer: int, read_log: Logged
-) -> None:
-    def crash(*_: object, **__: object) -> Any:
+def test_api_request_logs_no_key(monkeypatch, valkey, answer, read_log):
+    def crash(*_, **__):
         raise RuntimeError(f"no room for {key}")
 
     key = create_api_key("shop", ["customers"])
@@ -194,7 +163,7 @@ def test_api_request_logs_no_key(
 
 
 @pytest.mark.django_db
-def test_channel_form_logs_no_secret_or_session(as_member: Callable[[str], Client], read_log: Logged) -> None:
+def test_channel_form_logs_no_secret_or_session(as_member, read_log):
     client = as_member("admin")
     page = "/admin/scheduling/channelconfig/add/"
     context = client.get(page).context

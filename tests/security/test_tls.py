@@ -1,21 +1,16 @@
 """An address with TLS means the same to every client: the server is verified by authority and name."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import redis
 from django.core.checks import run_checks
 from kombu import Connection
 from kombu.exceptions import OperationalError
-from pytest_django import Settings
 
 from config.environment import ROOT
 from config.local.processes import wait_until
@@ -33,26 +28,26 @@ OTHER_SERVERS = ("CELERY_BROKER_URL", "AFTERTOUCH_SESSIONS_REDIS_URL", "AFTERTOU
 
 
 @pytest.fixture(scope="module")
-def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+def authorities(tmp_path_factory):
     """The one of the servers, and a stranger."""
     folder = tmp_path_factory.mktemp("tls")
     return Authority.make(folder / "ours"), Authority.make(folder / "other")
 
 
 @pytest.fixture(scope="module")
-def redis_port(authorities: tuple[Authority, Authority], tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def redis_port(authorities, tmp_path_factory):
     with tls_redis(tmp_path_factory.mktemp("redis"), authorities[0], "user default off", WEB, **LOGIN) as port:
         yield port
 
 
-def build_environment(state_dir: Path, **env: str) -> dict[str, str]:
+def build_environment(state_dir, **env):
     return {
         **{name: value for name, value in os.environ.items() if name not in OTHER_SERVERS},
         "DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_STATE_DIR": str(state_dir), **env,
     }  # fmt: skip
 
 
-def connect_all(state_dir: Path, **env: str) -> dict[str, str]:
+def connect_all(state_dir, **env):
     """Return the error of each client of the product, "" for one that connected."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.security.tls_clients"], cwd=ROOT, env=build_environment(state_dir, **env),
@@ -61,7 +56,7 @@ def connect_all(state_dir: Path, **env: str) -> dict[str, str]:
     assert done.returncode == 0, done.stderr
     assert PASSWORD not in done.stdout + done.stderr
     assert ENCODED not in done.stdout + done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     assert len(found) > 5
     return found
 
@@ -76,18 +71,15 @@ def connect_all(state_dir: Path, **env: str) -> dict[str, str]:
     ],
 )
 def test_clients_of_redis_verify_authority_and_name(
-    authorities: tuple[Authority, Authority], redis_port: int, tmp_path: Path, host: str, stranger: bool, option: str,
-    connects: bool,
-) -> None:  # fmt: skip
+    authorities, redis_port, tmp_path, host, stranger, option, connects
+):
     ours, other = authorities
     query = ours.query.replace(ours.path("ca.pem"), (other if stranger else ours).path("ca.pem"))
     found = connect_all(tmp_path, REDIS_URL=f"rediss://web:{ENCODED}@{host}:{redis_port}/0?{query}{option}")
     assert {name for name, error in found.items() if not error} == (set(found) if connects else set()), found
 
 
-def test_sentinels_with_login_and_tls_lead_to_servers_with_tls(
-    authorities: tuple[Authority, Authority], redis_port: int, tmp_path: Path
-) -> None:
+def test_sentinels_with_login_and_tls_lead_to_servers_with_tls(authorities, redis_port, tmp_path):
     ours, other = authorities
     with tls_sentinel(tmp_path, ours, redis_port, user="watcher", password=PASSWORD) as port:
         address = f"sentinel://web:{ENCODED}@127.0.0.1:{port}/0;sentinel://127.0.0.1:1"  # the second one is away
@@ -113,17 +105,15 @@ def test_sentinels_with_login_and_tls_lead_to_servers_with_tls(
             assert "pong" in done.stdout, done.stdout + done.stderr
 
 
-def test_nodes_of_a_cluster_are_verified(
-    authorities: tuple[Authority, Authority], redis_port: int, tmp_path: Path, settings: Settings
-) -> None:
+def test_nodes_of_a_cluster_are_verified(authorities, redis_port, tmp_path, settings):
     ours, other = authorities
 
-    def refuse(address: str) -> list[str]:
+    def refuse(address):
         settings.AFTERTOUCH_SESSIONS_REDIS_URL = address
         return [each.msg for each in run_checks() if each.id == "aftertouch.E006"]
 
     with tls_redis(tmp_path, ours, "cluster-enabled yes", "tls-cluster yes", "user default off", WEB, **LOGIN) as port:
-        with redis.Redis(port=port, host="127.0.0.1", ssl=True, **ours.client, **LOGIN) as node:  # type: ignore[arg-type]
+        with redis.Redis(port=port, host="127.0.0.1", ssl=True, **ours.client, **LOGIN) as node:
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
             assert wait_until(lambda: node.execute_command("CLUSTER INFO")["cluster_state"] == "ok", WAIT_LIMIT)
         right = f"rediss+cluster://web:{ENCODED}@127.0.0.1:{port}?{ours.query}"
@@ -142,13 +132,11 @@ def test_nodes_of_a_cluster_are_verified(
         assert "without cluster mode" in refuse(right.replace(str(port), str(redis_port)))[0]
 
 
-def test_clients_of_rabbitmq_verify_authority_and_name(
-    authorities: tuple[Authority, Authority], state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_of_rabbitmq_verify_authority_and_name(authorities, state_folder, monkeypatch):
     """Each host of a list is verified by its own name, and again after each loss of the connection."""
     ours, other = authorities
 
-    def connect(hosts: str) -> None:
+    def connect(hosts):
         address, tls = build_broker(hosts)
         with Connection(address, ssl=tls, connect_timeout=10) as connection:
             for _ in range(2):

@@ -99,7 +99,7 @@ def probe(part: str) -> None:
 
 def open_flower() -> None:
     """As its page of the broker does. Its events come by the connection of `connect_broker`."""
-    from flower.utils.broker import Broker  # type: ignore[import-untyped,unused-ignore]
+    from flower.utils.broker import Broker
 
     from config.celery.application import app
 

@@ -1,13 +1,8 @@
 """A real stack keeps its promises once each. The faults in all their kinds are those of `make faults`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -26,21 +21,20 @@ PROGRAMS = ("web", "core", "ticks", "execution", "beat")
 
 class SmokeStack(StackUnderTest):
     wait_limit = 240.0
-    receiver: EffectReceiver
 
-    def publish(self, configuration: bytes) -> None:
+    def publish(self, configuration):
         headers = {"If-Match": "*", "Content-Type": "application/yaml"}
         assert self.call("PUT", "/api/v1/config?reason=smoke", configuration, **headers)["stored"]
 
-    def send_event(self, name: str) -> None:
+    def send_event(self, name):
         assert self.call("POST", "/api/v1/events", cloud_event(name, "smoke.step", f"ann-{name}"))["touches"]
 
-    def await_delivered(self, name: str) -> None:
+    def await_delivered(self, name):
         """Wait until the touch of this event is delivered, and check that the receiver saw one message."""
         self.wait(lambda: self.state_of(name) == ["delivered"], f"{name} is delivered")
         assert len(self.receiver.calls_of(name)) == 1
 
-    def state_of(self, name: str) -> list[str]:
+    def state_of(self, name):
         rows = self.sql(
             "SELECT t.state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
             " WHERE e.event_id = %s",
@@ -50,7 +44,7 @@ class SmokeStack(StackUnderTest):
 
 
 @pytest.fixture(scope="module")
-def smoke(state_folder: Callable[[str], Path]) -> Iterator[SmokeStack]:
+def smoke(state_folder):
     with EffectReceiver((0, 0)) as receiver:
         env = {"AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address, "AFTERTOUCH_RPA_SLOTS": "1"}
         with run_stack(state_folder("smoke"), PROGRAMS, env, migrated=False) as stack:
@@ -62,13 +56,13 @@ def smoke(state_folder: Callable[[str], Path]) -> Iterator[SmokeStack]:
             yield made
 
 
-def test_event_is_delivered_once(smoke: SmokeStack) -> None:
+def test_event_is_delivered_once(smoke):
     smoke.send_event("first")
     smoke.await_delivered("first")
     assert smoke.receiver.forged == 0
 
 
-def test_killed_worker_delivers_after_its_restart(smoke: SmokeStack) -> None:
+def test_killed_worker_delivers_after_its_restart(smoke):
     """All processes of the worker die in the middle of a call. Its lease of 45 s is the one wait that is shortened."""
     smoke.receiver.close()
     smoke.send_event("killed")
@@ -82,7 +76,7 @@ def test_killed_worker_delivers_after_its_restart(smoke: SmokeStack) -> None:
     smoke.await_delivered("killed")
 
 
-def test_flushed_redis_loses_no_touch(smoke: SmokeStack) -> None:
+def test_flushed_redis_loses_no_touch(smoke):
     smoke.send_event("flushed")
     with redis.Redis.from_url(smoke.stack.endpoints.redis_url) as client:
         client.flushall()
@@ -91,7 +85,7 @@ def test_flushed_redis_loses_no_touch(smoke: SmokeStack) -> None:
     smoke.await_delivered("flushed")
 
 
-def test_job_runs_in_a_real_browser(smoke: SmokeStack) -> None:
+def test_job_runs_in_a_real_browser(smoke):
     find_chromium()
     smoke.publish((ROOT / "examples" / "demo_shop" / "shops.yaml").read_bytes())
     with demo_shop() as site:
@@ -100,9 +94,9 @@ def test_job_runs_in_a_real_browser(smoke: SmokeStack) -> None:
             "payload": {"site": site, "login": True},
         }  # fmt: skip
         task = smoke.call("POST", "/api/v1/rpa/jobs", job)["task_id"]
-        ended: dict[str, Any] = {}
+        ended = {}
 
-        def has_ended() -> bool:
+        def has_ended():
             ended.update(smoke.call("GET", f"/api/v1/rpa/jobs/{task}"))
             return ended["state"] in ("succeeded", "failed", "unknown", "cancelled")
 
