@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from io import BytesIO, StringIO, TextIOWrapper
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -134,10 +135,7 @@ def test_bounce_from_a_pipe_is_recorded_and_rubbish_is_ignored(sent, monkeypatch
     answer = subprocess.run(command, input=bounce(sent), cwd=ROOT, env=env, capture_output=True)
     assert (answer.returncode, answer.stdout.decode().strip()) == (0, "recorded"), answer
     assert [read(content) for content in (bounce(sent), b"Subject: hi\n\nhi")] == ["known", "ignored"]
-    with connection.execute_wrapper(refuse), pytest.raises(SystemExit) as ended:
+    away = Mock(side_effect=OperationalError("PostgreSQL is away"))
+    with connection.execute_wrapper(away), pytest.raises(SystemExit) as ended:
         read(bounce(sent))
     assert ended.value.code == os.EX_TEMPFAIL
-
-
-def refuse(*_):
-    raise OperationalError("PostgreSQL is away")

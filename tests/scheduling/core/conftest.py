@@ -66,6 +66,7 @@ SHIFTED = {
     "bulkaction": "begun_at ended_at next_at retry_at",
     "customerimport": "created_at ended_at retry_at",
     "endmark": "settled_at ceiling",
+    "disabledtarget": "disabled_at",
 }
 
 

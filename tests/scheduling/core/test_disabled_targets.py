@@ -12,14 +12,9 @@ from scheduling.delivery import routing
 from scheduling.models import ChannelConfig, Community, DisabledTarget
 from scheduling.operations import commands, retention
 from scheduling.policy.specs import CustomerSpec
-from tests.scheduling.core.conftest import deliver_when_due
+from tests.scheduling.core.conftest import deliver_when_due, pass_time
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def age(**span):
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE scheduling_disabledtarget SET disabled_at = disabled_at - %s", [timedelta(**span)])
 
 
 def disable(channel, *addresses):
@@ -56,7 +51,7 @@ def test_disabled_target_expires_and_is_deleted(matrix, hook, settings):
     settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
     disable(hook, "https://a.example", "https://b.example")
     target = (hook.pk, routing.digest_address("https://a.example"))
-    age(days=31)
+    pass_time(days=31)
     assert routing.find_disabled([target]) == set()
 
     disable(hook, "https://a.example")  # it responded so again
