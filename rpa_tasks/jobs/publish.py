@@ -39,7 +39,7 @@ from rpa_tasks.jobs.payloads import (
     unstorable_reason,
 )
 from rpa_tasks.jobs.wakeups import wakeup_publisher
-from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
+from rpa_tasks.models import DedupeBy, Flow, Job, JobState, Platform, Shop
 from scheduling import sql
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
@@ -627,4 +627,4 @@ def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
             return "cancelled"
         if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
             return "cancel_requested"
-    raise Conflict(_("The job is %(state)s already.", state=row.state))
+    raise Conflict(_("The job is %(state)s already.", state=_.of_label(JobState(row.state).label)))

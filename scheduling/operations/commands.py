@@ -73,7 +73,9 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
             break
     if state is None:
         raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
-    raise Conflict(_("The touch is %(state)s already.", state=state))
+    if state == TouchState.RUNNING:
+        raise Conflict(_("The touch is being sent."))
+    raise Conflict(_("The touch is %(state)s already.", state=_.of_label(TouchState(state).label)))
 
 
 STILL_HELD = _("touches that a worker holds may stay suppressed")

@@ -19,7 +19,6 @@ from uuid import UUID
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.functions import Now
-from django.utils.translation import override
 
 from scheduling import sql
 from scheduling.app_integrations import FailedTaskOrigin, integrations
@@ -283,9 +282,7 @@ def _change_state(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[s
         **changes,
     )
     if changed != 1:
-        with override("en"):
-            label = ErrorText(row.get_state_display())
-        raise Conflict(_("It is %(state)s already.", state=label))
+        raise Conflict(_("It is %(state)s already.", state=ErrorText.of_label(State(row.state).label)))
     if not actor.is_bulk:
         action = "resolved" if state in RESOLVED else str(state)
         record_action(action, row, label=str(row), actor=actor.name, reason=actor.reason)

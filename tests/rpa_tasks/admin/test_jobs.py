@@ -5,12 +5,16 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.urls import reverse
+from django.utils import translation
 from django.utils.timezone import now
 
 from rpa_tasks.admin.job import OUTCOMES
 from rpa_tasks.jobs.personal_data import erase_jobs_of_customer
+from rpa_tasks.jobs.publish import request_cancel
 from rpa_tasks.models import Evidence, Flow, Job, LoginState, Run, Shop
 from rpa_tasks.outcomes import RunOutcome
+from scheduling.admin.labels import translate_error
+from scheduling.errors import Conflict
 from scheduling.ledger.anonymization import Identity
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import messages_of, text, url
@@ -272,3 +276,12 @@ def test_retried_job_and_failed_task_link_each_other(operator, market):
     assert url("job_change", again.pk) in told
     assert "mended" in told
     assert url("job_change", job.pk) in text(operator.get(url("job_change", again.pk)))
+
+
+def test_refused_cancel_names_the_state_in_the_readers_language(market):
+    job = market.failed("s1")
+    with translation.override("zh-hans"):
+        with pytest.raises(Conflict) as refused:
+            request_cancel(job.pk, by="ann")
+        assert str(refused.value) == "The job is Failed already."
+        assert translate_error(str(refused.value)) == "任务状态已是“失败”。"

@@ -12,11 +12,14 @@ from django.utils import translation
 from pytest_django import DjangoAssertNumQueries
 
 from scheduling.admin import lists
+from scheduling.admin.labels import translate_error
 from scheduling.admin.lists import ReasonFilter
 from scheduling.admin.shown_values import format_instant
 from scheduling.admin.touches.timeline import build_timeline
+from scheduling.errors import Conflict
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 from scheduling.models.touch import MOST_VERDICTS
+from scheduling.operations.commands import cancel_one_touch
 from tests.scheduling.admin.conftest import Url
 from tests.scheduling.core.conftest import deliver
 from tests.support.matrix import MatrixBuilder
@@ -209,3 +212,18 @@ def test_touch_search_by_delivery_key_finds_retries(viewer: Client, admin_url: U
     again = failed_tasks.retry_failed_task(row.pk, failed_tasks.Actor("eve"))
     chain = {row.task_id, Touch.objects.get(retry_of=row.task_id).pk}
     assert listed(viewer, f"{admin_url('touch_changelist')}?q={row.root_id}") == chain, again
+
+
+def test_refused_cancel_names_the_state_in_the_readers_language(matrix, record_event):
+    matrix.node()
+    (task_id,) = record_event().task_ids
+    for changes, english, chinese in (
+        ({"state": "running"}, "The touch is being sent.", "触达正在发送。"),
+        ({"state": "delivered", "lease_until": None, "settled_at": LONG_AGO},
+         "The touch is Delivered already.", "触达状态已是“已送达”。"),
+    ):  # fmt: skip
+        Touch.objects.update(**{"queued_at": LONG_AGO, "sending_at": LONG_AGO, "lease_until": LONG_AGO} | changes)
+        with translation.override("zh-hans"):
+            with pytest.raises(Conflict) as refused:
+                cancel_one_touch(task_id, actor="ann")
+            assert (str(refused.value), translate_error(str(refused.value))) == (english, chinese)
