@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
+from django.contrib import admin
 from django.contrib.auth import get_user_model
 from django.db.models import Count, Max, Model
 from django.http import HttpRequest, HttpResponse
@@ -61,6 +62,7 @@ from scheduling.models import (
     FailedTask,
     HarassmentRule,
     Holdout,
+    Invitation,
     Node,
     Template,
     TemplateText,
@@ -100,10 +102,11 @@ def build_checklist(request: HttpRequest) -> list[Step]:
         steps.append(Step(_("Enable the first node"), reverse("admin:scheduling_node_matrix"), hint, enabled))
         hint = _("With an API key, or with manage.py sample_data load.")
         steps.append(Step(_("Send a test event"), reverse("api:openapi-view"), hint, Event.objects.exists()))
-    if user.has_perm("auth.add_user"):
+    if admin.site.get_model_admin(Invitation).has_add_permission(request):
         staff = get_user_model()._default_manager.filter(is_staff=True, is_active=True)
-        hint = _("Give staff status and a group, such as operator.")
-        steps.append(Step(_("Invite a colleague"), reverse("admin:auth_user_add"), hint, len(staff[:2]) > 1))
+        hint = _("Choose a role and hand over the link, which works once.")
+        link = reverse("admin:scheduling_invitation_add")
+        steps.append(Step(_("Invite a colleague"), link, hint, len(staff[:2]) > 1))
     if all(step.done for step in steps) or DismissedChecklist.objects.filter(user=user.pk).exists():
         return []
     return steps

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
@@ -172,6 +172,17 @@ def test_checklist_ticks_what_is_done_and_leaves_when_complete(
     User.objects.create_user("bob", password="x", is_staff=True)
     assert steps(client) == {}
     assert 'id="first-hour"' not in text(client)
+
+
+def test_checklist_invites_only_where_the_user_may(as_member, settings):
+    """A right to add users does not give the right to invite."""
+    client, viewer = as_member("admin"), as_member("viewer")
+    links = [step.link for step in read_context(client, reverse("admin:index"))["checklist"]]
+    assert links[-1] == reverse("admin:scheduling_invitation_add")
+    User.objects.get(username="viewer").user_permissions.add(Permission.objects.get(codename="add_user"))
+    assert steps(viewer) == {}
+    settings.AFTERTOUCH_OIDC_ONLY = True
+    assert "Invite a colleague" not in steps(client)
 
 
 def test_dismissed_checklist_stays_hidden_for_this_user_only(as_member: Callable[[str], Client]) -> None:
