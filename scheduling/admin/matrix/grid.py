@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -192,15 +192,20 @@ def copy_node(nodes_admin: Any, request: HttpRequest, row: Node) -> HttpResponse
     if problem := nodes_admin.explain_restoration_block(row):  # of a retired node
         messages.error(request, problem)
         return redirect(nodes_admin.url("change", row.pk))
-    with transaction.atomic():  # it keeps the lock of the key
-        made = Node.objects.get(pk=row.pk)
-        made.pk = None
-        made._state.adding = True
-        made.key = derive_node_key(row.key, row.stage.key, row.trigger)
-        made.name = _("%(name)s (copy)") % {"name": str(row)[:LONGEST_NAME]}
-        made.enabled, made.version, made.retired_at = False, 1, None
-        nodes_admin.save_model(request, made, None, change=False)
-        nodes_admin.log_addition(request, made, [{"added": {}}])
+    try:
+        with transaction.atomic():  # it keeps the lock of the key, which a configuration file does not take
+            made = Node.objects.get(pk=row.pk)
+            made.pk = None
+            made._state.adding = True
+            made.key = derive_node_key(row.key, row.stage.key, row.trigger)
+            made.name = _("%(name)s (copy)") % {"name": str(row)[:LONGEST_NAME]}
+            made.enabled, made.version, made.retired_at = False, 1, None
+            nodes_admin.save_model(request, made, None, change=False)
+            nodes_admin.log_addition(request, made, [{"added": {}}])
+    except IntegrityError:
+        words = _("“%(node)s” was not copied: another change took its key or deleted what it names. Copy it again.")
+        messages.error(request, words % {"node": row})
+        return redirect(build_card_link(nodes_admin, row))
     messages.success(request, _("“%(node)s” was stored with the key %(key)s. It is switched off.") % {
         "node": made, "key": made.key,
     })  # fmt: skip

@@ -15,7 +15,7 @@ from scheduling.admin.matrix import grid
 from scheduling.models import Event, Node, Stage, Template, Touch
 from tests.scheduling.admin.conftest import FillForm, Url, read_messages
 from tests.support.matrix import MatrixBuilder, RecordEvent
-from tests.support.second_connection import Race
+from tests.support.second_connection import Race, SecondConnection
 from tests.support.tables import each_row
 from tests.support.undrawn import read_context
 
@@ -206,6 +206,27 @@ def test_copies_are_switched_off_and_have_keys_of_their_own(
     assert (copies[0].delay, copies[0].tags, copies[0].template) == (node.delay, ["offer"], node.template)
     assert copies[0].history.get().history_user.username == "editor"
     assert not copies[0].touches.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_copy_is_refused_if_a_file_stores_its_key_at_the_same_moment(
+    matrix: MatrixBuilder, editor: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch,
+    second_connection: SecondConnection,
+) -> None:  # fmt: skip
+    """A configuration file does not take the lock of derived keys."""
+    node, derive = matrix.node(), grid.derive_node_key
+    others = {each: getattr(node, each) for each in ("stage", "trigger", "template", "channel")}
+
+    def derive_taken_key(*given: str) -> str:
+        key = derive(*given)
+        second_connection(lambda: Node.objects.create(key=key, name="Of a file", **others))
+        return key
+
+    monkeypatch.setattr(grid, "derive_node_key", derive_taken_key)
+    answer = editor.post(admin_url("node_copy", node.pk))
+    assert answer.url == f"{admin_url('node_matrix')}#node-{node.pk}"
+    assert "“guide” was not copied" in read_messages(answer)
+    assert [each.name for each in Node.objects.exclude(pk=node.pk)] == ["Of a file"]
 
 
 def test_node_is_not_copied_while_it_names_retired_rows(matrix: MatrixBuilder, editor: Client, admin_url: Url) -> None:
