@@ -80,7 +80,7 @@ def test_editor_adds_copies_moves_and_switches_nodes(ops, busy_matrix):
 
     # The mouse drags it back, and switches it on.
     page.wait_for_load_state()  # a card can be dragged from then on
-    page.drag_and_drop(f"#node-{copy.pk} .at-headline", "tr:has(th:has-text('售中')) > th")
+    page.drag_and_drop(f"#node-{copy.pk} .at-headline", "tr:has(th:has-text('售中')) .at-vacant .at-add")
     page.wait_for_selector(f"tr:has(th:has-text('售中')) #node-{copy.pk}")
     page.click(f"#node-{copy.pk} [role=switch]")
     page.wait_for_selector(f"#node-{copy.pk} [aria-checked=true]")
@@ -95,6 +95,30 @@ def test_editor_adds_copies_moves_and_switches_nodes(ops, busy_matrix):
     page.fill("[name=change_reason]", "内容过时")
     page.click("form button:has-text('关闭')")
     page.wait_for_selector(f"#node-{node.pk}.off")
+
+
+def test_card_stays_at_its_place_on_the_screen(ops, matrix):
+    """The browser scrolls the card that an address names to the top edge, and the grid to its side."""
+    nodes = [matrix.node(f"node-{number}", f"trigger.{number % 9}") for number in range(36)]
+    card, page = f"#node-{nodes[24].pk}", ops(group="editor")
+    page.set_viewport_size({"width": 1200, "height": 700})
+    page.goto("/admin/scheduling/node/matrix/")
+    page.evaluate("document.querySelector('.at-matrix-scroll').scrollLeft = 300; window.scrollTo(0, 200)")
+    box = page.locator(card).bounding_box()
+    assert box is not None
+
+    def await_place():
+        words = "([card, box]) => (({x, y}) => x === box.x && y === box.y)"
+        page.wait_for_function(f"{words}(document.querySelector(card).getBoundingClientRect())", arg=[card, box])
+
+    page.click(f"{card} [role=switch]")
+    page.wait_for_selector(f"{card}:target [aria-checked=false]")
+    await_place()
+    page.click(f"{card} .at-node-title")
+    page.fill("[name=name]", "付款提醒")
+    page.click("[name=_save]")
+    page.wait_for_selector(f"{card}:target:has-text('付款提醒')")
+    await_place()
 
 
 def test_second_click_while_the_server_is_slow_copies_nothing(ops, matrix):
