@@ -244,10 +244,12 @@ class OpsPages:
             request._messages = default_storage(request)  # type: ignore[attr-defined]
             return show()  # type: ignore[no-any-return]
 
-    def save_related(self, *args: Any, **kwargs: Any) -> None:
-        """Check references now. PostgreSQL would check them at the commit, after the message of success."""
-        super().save_related(*args, **kwargs)  # type: ignore[misc]
-        connection.check_constraints()
+    def _changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Check references after the save, in its transaction: others may enclose it, as that of a new user does."""
+        answer: HttpResponse = super()._changeform_view(request, *args, **kwargs)  # type: ignore[misc]
+        if request.method == "POST":
+            connection.check_constraints()
+        return answer
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Any]) -> None:
         """Log one row after the other: Django stores several entries without the signal that the audit log needs."""

@@ -10,7 +10,7 @@ from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.forms import BaseUserCreationForm
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.safestring import SafeString
@@ -128,7 +128,6 @@ class PersonAdmin(OpsPages, TranslatedPermissions, UserAdmin, ModelAdmin):  # ty
         if role and (not change or "role" in form.changed_data):
             form.instance.user_permissions.clear()
             assign_roles(form.instance, [role], by=request.user.get_username())
-            connection.check_constraints()  # as in `OpsPages.save_related`
 
     @ops_display(description=_("full name"))
     def full_name(self, row: User) -> str:

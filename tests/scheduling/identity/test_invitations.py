@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.db.models import F
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from pytest_django import Settings
 
@@ -137,5 +139,10 @@ def test_user_form_has_role_first_and_new_role_replaces_rights(as_member: Callab
     assert form["role"].value() == "operator"
     data = {"username": "bob", "role": "editor", "is_active": "on", "is_staff": "on"}
     data |= {"groups": [str(group.pk) for group in bob.groups.all()]}
-    assert admin.post(reverse("admin:auth_user_change", args=[bob.pk]), data).status_code == 302
+    with CaptureQueriesContext(connection) as queries:
+        assert admin.post(reverse("admin:auth_user_change", args=[bob.pk]), data).status_code == 302
     assert find_role(User.objects.get(pk=bob.pk)) == "editor"
+    statements = [each["sql"] for each in queries]
+    assert statements.count("SET CONSTRAINTS ALL IMMEDIATE") == 1
+    role_at = max(number for number, each in enumerate(statements) if 'INTO "auth_user_groups"' in each)
+    assert role_at < statements.index("SET CONSTRAINTS ALL IMMEDIATE")
