@@ -12,7 +12,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
-from django.utils.translation import gettext, gettext_lazy
+from django.utils.translation import gettext, gettext_lazy, pgettext
 from django.utils.translation import gettext_lazy as _
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
@@ -202,7 +202,7 @@ def breaker_tag(breaker: Breaker) -> tuple[str, str]:
     if breaker.open_until is None:
         if breaker.errors:
             return "warning", gettext("closed, %(count)s errors in a row") % {"count": breaker.errors}
-        return "success", gettext("closed")
+        return "success", pgettext("circuit breaker", "closed")
     if breaker.open_until > now():
         return "danger", insert_values(gettext("open until %(time)s"), time=format_instant(breaker.open_until))
     if breaker.probe:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def test_catalogue_entries_are_unique_and_reviewed_and_keep_their_placeholders(p
         for translated in entry.translations:
             assert translated, entry.word
             assert names(translated) <= known, entry.word
+
+
+def test_word_of_two_catalogues_has_one_translation():
+    """Django merges the catalogues: the first app's translation would stand in the pages of all."""
+    found = defaultdict(set)
+    for entry in (entry for path in [*CATALOGUES, THIRD_PARTY] for entry in entries(path)):
+        found[entry.word].add(tuple(entry.translations))
+    differing = {word: translations for word, translations in found.items() if len(translations) > 1}
+    assert differing == {}, "translate it alike, or give it a context (pgettext)"
 
 
 @each_file
