@@ -74,7 +74,7 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
     if state is None:
         raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
     if state == TouchState.RUNNING:
-        raise Conflict(_("The touch is being sent."))
+        raise Conflict(_("A worker is running the touch."))
     raise Conflict(_("The touch is %(state)s already.", state=_.of_label(TouchState(state).label)))
 
 

@@ -218,7 +218,7 @@ def test_refused_cancel_names_the_state_in_the_readers_language(matrix, record_e
     matrix.node()
     (task_id,) = record_event().task_ids
     for changes, english, chinese in (
-        ({"state": "running"}, "The touch is being sent.", "触达正在发送。"),
+        ({"state": "running"}, "A worker is running the touch.", "工作进程正在处理此触达。"),
         ({"state": "delivered", "lease_until": None, "settled_at": LONG_AGO},
          "The touch is Delivered already.", "触达状态已是“已送达”。"),
     ):  # fmt: skip
