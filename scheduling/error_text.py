@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from django.utils.functional import Promise
-from django.utils.translation import override
-
 LONGEST_LINE = 300  #: characters of a returned line
 TRACEBACK = "Traceback (most recent call last):"
 GROUP_TRACEBACK = "+ Exception Group Traceback (most recent call last):"
@@ -36,12 +33,6 @@ class ErrorText(str):
 
     def __str__(self) -> Self:
         return self
-
-    @classmethod
-    def of_label(cls, label: str | Promise) -> Self:
-        """Return a lazy label as the value of another text: English, and translated on a page."""
-        with override("en"):
-            return cls(str(label))
 
     @classmethod
     def dump(cls, text: str) -> list[Any]:

@@ -46,6 +46,7 @@ from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInpu
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import WakeUp
 from scheduling.models import WAITING, Priority
+from scheduling.models.touch import name_in_error
 from scheduling.strict_text import find_unstorable_text
 
 LONGEST_ALONE = 5.0  #: seconds that requests published alone wait in vain, all together
@@ -627,4 +628,4 @@ def request_cancel(task_id: UUID, *, by: str, wait: bool = True) -> str:
             return "cancelled"
         if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
             return "cancel_requested"
-    raise Conflict(_("The job is %(state)s already.", state=_.of_label(JobState(row.state).label)))
+    raise Conflict(_("The job is %(state)s already.", state=name_in_error(JobState(row.state).label)))

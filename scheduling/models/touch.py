@@ -14,9 +14,16 @@ from django.db import models
 from django.db.models import Q
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import pgettext_lazy
+from django.utils.translation import override, pgettext_lazy
 
+from scheduling.error_text import ErrorText
 from scheduling.ids import new_id
+
+
+def name_in_error(label: Any) -> ErrorText:
+    """Return a lazy label as the value of an error: English, and translated on a page."""
+    with override("en"):
+        return ErrorText(str(label))
 
 
 class Priority(models.IntegerChoices):

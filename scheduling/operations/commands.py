@@ -39,6 +39,7 @@ from scheduling.models import (
     UndoableAct,
 )
 from scheduling.models.access import digest_api_key
+from scheduling.models.touch import name_in_error
 from scheduling.operations.failed_tasks import Actor
 from scheduling.operations.undo import MOST_ROWS
 
@@ -75,7 +76,7 @@ def cancel_one_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
         raise NotFound(_("There is no touch %(task_id)s.", task_id=task_id))
     if state == TouchState.RUNNING:
         raise Conflict(_("A worker is running the touch."))
-    raise Conflict(_("The touch is %(state)s already.", state=_.of_label(TouchState(state).label)))
+    raise Conflict(_("The touch is %(state)s already.", state=name_in_error(TouchState(state).label)))
 
 
 STILL_HELD = _("touches that a worker holds may stay suppressed")

@@ -26,13 +26,13 @@ from scheduling.audit import record_action
 from scheduling.configuration import snapshot
 from scheduling.delivery.due_batch import load_edited_texts
 from scheduling.delivery.routing import find_preview_escape
-from scheduling.error_text import ErrorText
 from scheduling.error_text import ErrorText as _
 from scheduling.errors import Conflict, ErrorCollector, InvalidInput, NotFound
 from scheduling.ids import new_id
 from scheduling.ledger.new_touches import delete_unclaimed_retry, insert_retry
 from scheduling.ledger.touches import touch_ledger
 from scheduling.models import FailedTask, FailedTaskComment, Touch
+from scheduling.models.touch import name_in_error
 from scheduling.policy.specs import EventSpec, template_for
 from scheduling.strict_text import find_unstorable_text, is_same_json
 from scheduling.templating import MAX_SOURCE, CannotRender, choose_text, render_message
@@ -282,7 +282,7 @@ def _change_state(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[s
         **changes,
     )
     if changed != 1:
-        raise Conflict(_("It is %(state)s already.", state=ErrorText.of_label(State(row.state).label)))
+        raise Conflict(_("It is %(state)s already.", state=name_in_error(State(row.state).label)))
     if not actor.is_bulk:
         action = "resolved" if state in RESOLVED else str(state)
         record_action(action, row, label=str(row), actor=actor.name, reason=actor.reason)
