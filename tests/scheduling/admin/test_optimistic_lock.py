@@ -200,6 +200,7 @@ def test_old_page_does_not_link_a_user_with_an_old_subject_again(
     page = fill_form(url, administrator)
     IdentityLink.objects.update(subject="bob-2")
     refuse(administrator, url, {**page, "email": "bob@example.org"})
+    refuse(administrator, url, {**page, "identity_links-0-DELETE": "on"})
     page = fill_form(url, administrator, **{"identity_links-0-subject": "bob-3"})
     assert administrator.post(url, page).status_code == 302
     link.refresh_from_db()
