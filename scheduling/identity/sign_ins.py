@@ -82,10 +82,8 @@ class SessionStore(DatabaseStore):
     """A session that is stored by the digest of its key. Its sign-in follows a new key and ends with the session."""
 
     def _get_session_from_db(self) -> Session | None:
-        key = self.session_key
-        found = (
-            Session.objects.filter(session_key=hash_session_key(key), expire_date__gt=Now()).first() if key else None
-        )
+        digest = hash_session_key(str(self.session_key))
+        found = Session.objects.filter(session_key=digest, expire_date__gt=Now()).first()
         if found is None:
             self._session_key = None
         return found
